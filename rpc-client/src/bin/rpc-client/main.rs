@@ -1,0 +1,2 @@
+//! The command (being written).
+fn main() {}

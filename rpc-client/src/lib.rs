@@ -1,0 +1,3 @@
+//! The client (being written).
+
+pub mod balance;

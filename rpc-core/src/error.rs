@@ -1,0 +1,264 @@
+//! How a call fails: what crosses the wire ([`RpcError`]) and what a caller sees ([`Error`]).
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::protocol::{self, code};
+
+/// An error object of JSON-RPC 2.0: what a handler returns and what the other side receives.
+#[derive(Clone, Debug, Serialize, Deserialize, thiserror::Error)]
+#[error("{message} (code {code})")]
+pub struct RpcError {
+    /// The standard codes and -32000…-32099 belong to the protocol, every other integer to the
+    /// application.
+    pub code: i64,
+    /// One sentence for people; programs look at `code` and `data`.
+    pub message: String,
+    /// Anything else, as JSON.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<Box<RawValue>>,
+}
+
+impl RpcError {
+    /// An error without data.
+    pub fn new(code: i64, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), data: None }
+    }
+
+    /// The same error with data; data that cannot be serialised is left out.
+    #[must_use]
+    pub fn with_data(mut self, data: &impl Serialize) -> Self {
+        self.data = serde_json::value::to_raw_value(data).ok();
+        self
+    }
+
+    /// `internal_error`, for a failure the handler did not foresee.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(code::INTERNAL_ERROR, message)
+    }
+
+    /// `invalid_params`, with what is wrong with them.
+    pub fn invalid_params(message: impl Into<String>) -> Self {
+        Self::new(code::INVALID_PARAMS, message)
+    }
+
+    /// The stable name of a protocol code, or `application`.
+    pub fn name(&self) -> &'static str {
+        protocol::error_code(self.code).map_or("application", |c| c.name)
+    }
+}
+
+/// Why a call, or setting one up, failed: the kind, what was tried, and how fresh the list of
+/// nodes was.
+#[derive(Clone, Debug)]
+pub struct Error(Box<Report>);
+
+#[derive(Clone, Debug)]
+struct Report {
+    kind: ErrorKind,
+    attempts: Vec<Attempt>,
+    registry: Option<RegistryState>,
+}
+
+/// What went wrong. A kind exists where a caller would act differently.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A URL or option that cannot work.
+    #[error("{0}")]
+    Config(String),
+    /// The request cannot be sent as it is: params that are no array or object, or cannot be
+    /// serialised.
+    #[error("the request cannot be sent: {0}")]
+    BadRequest(String),
+    /// No list of nodes could be read in time.
+    #[error("the registry could not be reached within {} ms", .waited.as_millis())]
+    RegistryUnreachable {
+        /// How long the call waited for it.
+        waited: Duration,
+    },
+    /// The registry lists no node that can be used.
+    #[error("no usable node")]
+    NoNode,
+    /// The deadline passed.
+    #[error("no answer within {} ms", .timeout.as_millis())]
+    DeadlineExceeded {
+        /// The time that the call had.
+        timeout: Duration,
+    },
+    /// The server answered with an error.
+    #[error("{error}")]
+    Remote {
+        /// The node that answered.
+        node: SocketAddr,
+        /// Its answer.
+        error: RpcError,
+    },
+    /// A connection could not be opened or was lost. When `sent` is false the request provably
+    /// was not started.
+    #[error("connection to {node} failed: {reason}")]
+    Transport {
+        /// The node at the other end.
+        node: SocketAddr,
+        /// Whether the server may have received the request.
+        sent: bool,
+        /// What happened to the connection.
+        reason: String,
+    },
+    /// The result is not of the type that the caller asked for.
+    #[error("the result from {node} is not of the expected type: {reason}")]
+    Decode {
+        /// The node that answered.
+        node: SocketAddr,
+        /// The path of the member that does not fit, and why.
+        reason: String,
+    },
+    /// The request is longer than the limit.
+    #[error("the request has {size} bytes, the limit is {limit}")]
+    TooLarge {
+        /// Its length in bytes.
+        size: usize,
+        /// The limit in bytes.
+        limit: usize,
+    },
+    /// The client was closed.
+    #[error("the client is closed")]
+    Closed,
+}
+
+/// One attempt of a call, in the order they were made.
+#[derive(Clone, Debug, Serialize)]
+pub struct Attempt {
+    /// The node it went to.
+    pub node: SocketAddr,
+    /// From sending to the outcome, in microseconds.
+    pub elapsed_us: u64,
+    /// `ok`, or what happened instead.
+    pub outcome: String,
+}
+
+/// What was known of the registry when a call failed.
+#[derive(Clone, Debug, Serialize)]
+pub struct RegistryState {
+    /// The registry's URL.
+    pub url: String,
+    /// Age of the list in milliseconds; none before the first one.
+    pub list_age_ms: Option<u64>,
+    /// Nodes in the list.
+    pub listed: usize,
+    /// Those that could take a call.
+    pub usable: usize,
+    /// Why the registry cannot be read at the moment, if so.
+    pub trouble: Option<String>,
+}
+
+impl Error {
+    /// The kind, so that a caller can act on it.
+    pub fn kind(&self) -> &ErrorKind {
+        &self.0.kind
+    }
+
+    /// The attempts that were made, oldest first.
+    pub fn attempts(&self) -> &[Attempt] {
+        &self.0.attempts
+    }
+
+    /// The state of the registry at the time of the failure, if it matters.
+    pub fn registry(&self) -> Option<&RegistryState> {
+        self.0.registry.as_ref()
+    }
+
+    /// The same error with the attempts that led to it.
+    #[must_use]
+    pub fn with_attempts(mut self, attempts: Vec<Attempt>) -> Self {
+        self.0.attempts = attempts;
+        self
+    }
+
+    /// The same error with the state of the registry.
+    #[must_use]
+    pub fn with_registry(mut self, registry: RegistryState) -> Self {
+        self.0.registry = Some(registry);
+        self
+    }
+
+    /// A stable name for programs and logs.
+    pub fn name(&self) -> &'static str {
+        match &self.0.kind {
+            ErrorKind::Config(_) => "config",
+            ErrorKind::BadRequest(_) => "bad_request",
+            ErrorKind::RegistryUnreachable { .. } => "registry_unreachable",
+            ErrorKind::NoNode => "no_node",
+            ErrorKind::DeadlineExceeded { .. } => "deadline_exceeded",
+            ErrorKind::Remote { error, .. } => error.name(),
+            ErrorKind::Transport { .. } => "transport",
+            ErrorKind::Decode { .. } => "decode",
+            ErrorKind::TooLarge { .. } => "too_large",
+            ErrorKind::Closed => "closed",
+        }
+    }
+
+    /// What to do next, in one sentence.
+    pub fn hint(&self) -> &'static str {
+        match &self.0.kind {
+            ErrorKind::Config(_) => "correct the URL or option; `--help` lists the forms",
+            ErrorKind::BadRequest(_) => "params are a JSON array, a JSON object, or nothing",
+            ErrorKind::RegistryUnreachable { .. } => {
+                "check that the registry runs at that address, or give the right one with --registry or RPC_REGISTRY"
+            }
+            ErrorKind::NoNode => "start a server with the same --registry, or look at `rpc-client nodes`",
+            ErrorKind::DeadlineExceeded { .. } => {
+                "allow more time with --timeout, or see which node hangs with `rpc-client nodes`"
+            }
+            ErrorKind::Remote { error, .. } if error.code == code::METHOD_NOT_FOUND => {
+                "`rpc-client methods` lists what the servers offer"
+            }
+            ErrorKind::Remote { error, .. } if error.code == code::INVALID_PARAMS => {
+                "correct the params; the message names the member that does not fit"
+            }
+            ErrorKind::Remote { .. } => "the server answered so; its log may say more",
+            ErrorKind::Transport { sent: true, .. } => {
+                "the call may have run; repeat it, or mark it idempotent so that it is repeated for you"
+            }
+            ErrorKind::Transport { sent: false, .. } => {
+                "the call did not run; check that the node listens at that address"
+            }
+            ErrorKind::Decode { .. } => "ask for the type that the method returns",
+            ErrorKind::TooLarge { .. } => "send less, or raise the limit on both sides",
+            ErrorKind::Closed => "make a new client",
+        }
+    }
+
+    /// Whether the failed call provably was never started anywhere.
+    pub fn is_unsent(&self) -> bool {
+        match &self.0.kind {
+            ErrorKind::Remote { error, .. } => protocol::error_code(error.code).is_some_and(|c| !c.started),
+            ErrorKind::Transport { sent, .. } => !sent,
+            ErrorKind::DeadlineExceeded { .. } | ErrorKind::Decode { .. } => false,
+            ErrorKind::Config(_)
+            | ErrorKind::BadRequest(_)
+            | ErrorKind::RegistryUnreachable { .. }
+            | ErrorKind::NoNode
+            | ErrorKind::TooLarge { .. }
+            | ErrorKind::Closed => true,
+        }
+    }
+}
+
+impl From<ErrorKind> for Error {
+    fn from(kind: ErrorKind) -> Self {
+        Self(Box::new(Report { kind, attempts: Vec::new(), registry: None }))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.kind.fmt(f)
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,23 @@
+//! What the client and the server share: the wire, errors, deadlines, node records and the
+//! registries that servers register in and clients watch.
+//!
+//! Nothing here knows of a client or a server. I/O happens in `net` and under `registry` only;
+//! everything else is pure and takes the time and random numbers it needs as arguments.
+
+pub mod backoff;
+mod deadline;
+mod error;
+mod latency;
+pub mod net;
+mod node_record;
+pub mod protocol;
+pub mod registry;
+pub mod wire;
+
+pub use deadline::Deadline;
+pub use error::{Attempt, Error, ErrorKind, RegistryState, RpcError};
+pub use latency::{LatencyRecorder, LatencySummary};
+pub use node_record::{NodeRecord, NodeState};
+
+/// A future behind a pointer, as object-safe traits return it.
+pub type BoxFuture<'a, T> = std::pin::Pin<Box<dyn Future<Output = T> + Send + 'a>>;

@@ -1,0 +1,54 @@
+//! Sockets. The only file that names `TcpStream`; TLS will come in here.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+
+/// Connections that wait for `accept`. The kernel caps it at `net.core.somaxconn`.
+const BACKLOG: u32 = 1024;
+
+/// The kernel asks an idle peer for a sign of life after this time: the last resort against peers
+/// that do not answer `rpc.ping` because they never said hello.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
+
+/// Listens on `addr`; port 0 picks a free one.
+///
+/// # Errors
+/// What the operating system says, such as the address being in use.
+pub fn bind(addr: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if addr.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // A server that restarts finds the old connections of its port in TIME_WAIT.
+    socket.set_reuseaddr(true)?;
+    socket.bind(addr)?;
+    socket.listen(BACKLOG)
+}
+
+/// Connects to `addr`.
+///
+/// # Errors
+/// What the operating system says, or `TimedOut` after `timeout`.
+pub async fn dial(addr: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
+    let stream = tokio::time::timeout(timeout, TcpStream::connect(addr)).await.map_err(|_| {
+        io::Error::new(io::ErrorKind::TimedOut, format!("no connection within {} ms", timeout.as_millis()))
+    })??;
+    configure(&stream)?;
+    Ok(stream)
+}
+
+/// Accepts one connection.
+///
+/// # Errors
+/// What the operating system says, such as too many open files.
+pub async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr)> {
+    let (stream, peer) = listener.accept().await?;
+    configure(&stream)?;
+    Ok((stream, peer))
+}
+
+fn configure(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    SockRef::from(stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE_IDLE))
+}

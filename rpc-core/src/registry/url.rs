@@ -1,0 +1,212 @@
+//! `local:`, `zk://`, `static:` and `mem:` URLs.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::{Error, ErrorKind};
+
+/// Which registry to use, and its options.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegistryUrl {
+    text: String,
+    /// The backend.
+    pub target: Target,
+    /// `?key=value` options. Each backend takes those it knows and refuses the others.
+    pub options: BTreeMap<String, String>,
+}
+
+/// The backend that a URL names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// `local:[DIR]`: a directory on this machine. Without a directory, the user's own.
+    Local(Option<PathBuf>),
+    /// `zk://host:port,host:port/namespace`.
+    ZooKeeper {
+        /// `host:port` pairs; the port is 2181 where the URL has none.
+        hosts: Vec<String>,
+        /// Path of the namespace, with a leading slash; `/rpc` where the URL has none.
+        namespace: String,
+    },
+    /// `static:ip:port,ip:port`: a fixed list.
+    Static(Vec<SocketAddr>),
+    /// `mem:NAME`: within this process.
+    Memory(String),
+}
+
+impl Default for RegistryUrl {
+    /// `local:`
+    fn default() -> Self {
+        Self { text: "local:".into(), target: Target::Local(None), options: BTreeMap::new() }
+    }
+}
+
+impl FromStr for RegistryUrl {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        parse(text).map_err(|reason| ErrorKind::Config(format!("registry URL `{text}`: {reason}")).into())
+    }
+}
+
+impl fmt::Display for RegistryUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+const FORMS: &str = "local:[DIR], zk://host:port,…/namespace, static:ip:port,… or mem:NAME";
+
+fn parse(text: &str) -> Result<RegistryUrl, String> {
+    let (body, query) = text.split_once('?').unwrap_or((text, ""));
+    let mut options = BTreeMap::new();
+    for pair in query.split('&').filter(|p| !p.is_empty()) {
+        let (key, value) = pair.split_once('=').ok_or_else(|| format!("option `{pair}` has no value"))?;
+        if options.insert(key.to_owned(), value.to_owned()).is_some() {
+            return Err(format!("option `{key}` is given twice"));
+        }
+    }
+    let (scheme, rest) = body.split_once(':').ok_or_else(|| format!("no scheme; the forms are {FORMS}"))?;
+    let target = match scheme {
+        "local" => Target::Local((!rest.is_empty()).then(|| PathBuf::from(rest))),
+        "zk" => zookeeper(rest)?,
+        "static" => Target::Static(addresses(rest)?),
+        "mem" if rest.is_empty() => return Err("mem: needs a name, as in mem:test".into()),
+        "mem" => Target::Memory(rest.to_owned()),
+        other => return Err(format!("unknown scheme `{other}`; the forms are {FORMS}")),
+    };
+    Ok(RegistryUrl { text: text.to_owned(), target, options })
+}
+
+fn zookeeper(rest: &str) -> Result<Target, String> {
+    let rest = rest.strip_prefix("//").ok_or("zk: is followed by //host:port")?;
+    let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let hosts = hosts.split(',').map(host_and_port).collect::<Result<Vec<_>, _>>()?;
+    let path = path.trim_end_matches('/');
+    let namespace = format!("/{}", if path.is_empty() { "rpc" } else { path });
+    if namespace[1..].split('/').any(|part| part.is_empty() || part == "." || part == "..") {
+        return Err(format!("`{namespace}` is no ZooKeeper path"));
+    }
+    Ok(Target::ZooKeeper { hosts, namespace })
+}
+
+fn host_and_port(text: &str) -> Result<String, String> {
+    const DEFAULT_PORT: u16 = 2181;
+    // `[::1]:2181`, `[::1]`, `host:2181` and `host`: a colon after the last bracket is the port's.
+    let tail = text.rfind(']').map_or(0, |at| at + 1);
+    let (host, port) = match text[tail..].rfind(':') {
+        Some(colon) => {
+            let port = &text[tail + colon + 1..];
+            (&text[..tail + colon], port.parse().map_err(|_| format!("`{port}` is no port"))?)
+        }
+        None => (text, DEFAULT_PORT),
+    };
+    if host.is_empty() {
+        return Err("a host is missing".into());
+    }
+    Ok(format!("{host}:{port}"))
+}
+
+fn addresses(rest: &str) -> Result<Vec<SocketAddr>, String> {
+    let one = |a: &str| a.parse().map_err(|_| format!("`{a}` is no ip:port (IPv6 as in [::1]:8898)"));
+    rest.split(',').filter(|a| !a.is_empty()).map(one).collect()
+}
+
+impl RegistryUrl {
+    /// Takes the option `key` as a duration such as `10s` or `500ms`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] if the value is no duration.
+    pub fn duration_option(&self, key: &str, default: Duration) -> Result<Duration, Error> {
+        let Some(value) = self.options.get(key) else { return Ok(default) };
+        parse_duration(value)
+            .map_err(|reason| ErrorKind::Config(format!("registry URL `{self}`: option `{key}`: {reason}")).into())
+    }
+
+    /// Refuses options other than `known`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] naming the first unknown one.
+    pub fn only_options(&self, known: &[&str]) -> Result<(), Error> {
+        match self.options.keys().find(|k| !known.contains(&k.as_str())) {
+            None => Ok(()),
+            Some(key) => Err(ErrorKind::Config(format!(
+                "registry URL `{self}`: unknown option `{key}`; known are: {}",
+                if known.is_empty() { "none".to_owned() } else { known.join(", ") }
+            ))
+            .into()),
+        }
+    }
+}
+
+/// Reads `250us`, `500ms`, `10s` or `2m`.
+///
+/// # Errors
+/// Says which forms are understood.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let unit = match &text[digits..] {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "s" => 1.0,
+        "m" => 60.0,
+        _ => return Err(format!("`{text}` is no duration; write 250us, 500ms, 10s or 2m")),
+    };
+    let number: f64 = text[..digits].parse().map_err(|_| format!("`{text}` does not begin with a number"))?;
+    Duration::try_from_secs_f64(number * unit).map_err(|_| format!("`{text}` is out of range"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(text: &str) -> Target {
+        text.parse::<RegistryUrl>().unwrap().target
+    }
+
+    #[test]
+    fn each_form_is_read() {
+        assert_eq!(target("local:"), Target::Local(None));
+        assert_eq!(target("local:/tmp/x"), Target::Local(Some("/tmp/x".into())));
+        assert_eq!(target("mem:a"), Target::Memory("a".into()));
+        assert_eq!(
+            target("static:[::1]:1,127.0.0.1:2"),
+            Target::Static(vec!["[::1]:1".parse().unwrap(), "127.0.0.1:2".parse().unwrap()])
+        );
+        let zk = |hosts: &[&str], namespace: &str| Target::ZooKeeper {
+            hosts: hosts.iter().map(|h| (*h).to_owned()).collect(),
+            namespace: namespace.into(),
+        };
+        assert_eq!(target("zk://h"), zk(&["h:2181"], "/rpc"));
+        assert_eq!(
+            target("zk://a:1,[::1]:2,[::2]/shop/orders/"),
+            zk(&["a:1", "[::1]:2", "[::2]:2181"], "/shop/orders")
+        );
+        let url: RegistryUrl = "zk://h/ns?session=10s&connect=500ms".parse().unwrap();
+        assert_eq!(url.duration_option("session", Duration::ZERO).unwrap(), Duration::from_secs(10));
+        assert_eq!(url.duration_option("connect", Duration::ZERO).unwrap(), Duration::from_millis(500));
+        assert!(url.only_options(&["session"]).unwrap_err().to_string().contains("`connect`"));
+    }
+
+    #[test]
+    fn what_is_no_url_is_refused_with_the_reason() {
+        for (text, reason) in [
+            ("", "no scheme"),
+            ("zk", "no scheme"),
+            ("http://x", "unknown scheme `http`"),
+            ("zk:h", "//host:port"),
+            ("zk://", "host is missing"),
+            ("zk://h:x/n", "`x` is no port"),
+            ("zk://h/a//b", "no ZooKeeper path"),
+            ("static:localhost:1", "no ip:port"),
+            ("mem:", "needs a name"),
+            ("local:?a", "no value"),
+        ] {
+            let error = text.parse::<RegistryUrl>().unwrap_err();
+            assert!(error.to_string().contains(reason), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Frames and envelopes (being written).

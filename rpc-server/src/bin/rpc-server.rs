@@ -1,0 +1,2 @@
+//! The server binary (being written).
+fn main() {}
