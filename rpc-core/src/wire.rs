@@ -1,1 +1,0 @@
-//! Frames and envelopes (being written).

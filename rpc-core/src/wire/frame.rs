@@ -1,0 +1,224 @@
+//! The read side of the framing.
+
+use crate::protocol::{LENGTH_BYTES, MESSAGE_BYTES_CEILING};
+
+/// First size of a buffer. A connection at rest should cost little, and most messages are small.
+const FIRST: usize = 4 * 1024;
+
+/// Reads that fill their room make it grow up to this size; beyond it only the frame being read
+/// decides. Larger buffers were measured to gain nothing.
+const ROOMY: usize = 64 * 1024;
+
+/// Bytes of an oversized message that are kept, so that its id can be told.
+const HEAD: usize = 64;
+
+/// A read buffer that is never given away: messages are parsed where they lie.
+#[derive(Debug)]
+pub struct FrameBuffer {
+    bytes: Vec<u8>,
+    start: usize,
+    end: usize,
+    limit: usize,
+    /// What remains to be thrown away of a message over the limit.
+    skip: usize,
+}
+
+/// What the next bytes are.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Frame<'a> {
+    /// A whole message.
+    Message(&'a [u8]),
+    /// A message over the limit. It is passed over without being stored.
+    Oversized {
+        /// Its length.
+        size: usize,
+        /// How it begins.
+        head: &'a [u8],
+    },
+}
+
+/// The peer does not speak this protocol: a frame's first byte is not 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the peer does not send frames (first byte {0:#04x})")]
+pub struct NotAFrame(pub u8);
+
+impl FrameBuffer {
+    /// A buffer that takes messages of up to `limit` bytes. Nothing is allocated before the first
+    /// read.
+    pub fn new(limit: usize) -> Self {
+        Self { bytes: Vec::new(), start: 0, end: 0, limit: limit.min(MESSAGE_BYTES_CEILING), skip: 0 }
+    }
+
+    /// Room to read into, never empty.
+    #[inline]
+    pub fn room(&mut self) -> &mut [u8] {
+        if self.start == self.end {
+            self.start = 0;
+            self.end = 0;
+        }
+        if self.bytes.len() - self.end < self.bytes.len() / 4 || self.bytes.is_empty() {
+            self.make_room();
+        }
+        &mut self.bytes[self.end..]
+    }
+
+    #[cold]
+    fn make_room(&mut self) {
+        if self.start > 0 {
+            self.bytes.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        // Grow only as bytes arrive: a length that promises a large message costs nothing yet.
+        if self.bytes.len() - self.end < self.bytes.len() / 4 || self.bytes.is_empty() {
+            self.bytes.resize((self.bytes.len() * 2).max(FIRST), 0);
+        }
+    }
+
+    /// Says that `n` bytes were read into the room.
+    #[inline]
+    pub fn filled(&mut self, n: usize) {
+        let full = self.end + n == self.bytes.len();
+        self.end += n;
+        if full && self.bytes.len() < ROOMY && self.start == 0 {
+            self.bytes.resize(self.bytes.len() * 2, 0);
+        }
+    }
+
+    /// The next message, or `None` when more bytes are needed.
+    ///
+    /// # Errors
+    /// [`NotAFrame`] if the peer speaks something else; nothing after it can be understood.
+    #[inline]
+    pub fn next(&mut self) -> Result<Option<Frame<'_>>, NotAFrame> {
+        if self.skip > 0 && !self.skip_rest() {
+            return Ok(None);
+        }
+        let unread = &self.bytes[self.start..self.end];
+        let Some(&first) = unread.first() else { return Ok(None) };
+        if first != 0 {
+            return Err(NotAFrame(first));
+        }
+        let Some((length, rest)) = unread.split_first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
+        let size = u32::from_be_bytes(*length) as usize;
+        if size > self.limit {
+            return Ok(self.oversized(size));
+        }
+        if rest.len() < size {
+            return Ok(None);
+        }
+        let at = self.start + LENGTH_BYTES;
+        self.start = at + size;
+        Ok(Some(Frame::Message(&self.bytes[at..at + size])))
+    }
+
+    #[cold]
+    fn oversized(&mut self, size: usize) -> Option<Frame<'_>> {
+        let at = self.start + LENGTH_BYTES;
+        let kept = size.min(HEAD);
+        if self.end - at < kept {
+            return None;
+        }
+        self.start = at + kept;
+        self.skip = size - kept;
+        Some(Frame::Oversized { size, head: &self.bytes[at..at + kept] })
+    }
+
+    /// Throws away what is left of an oversized message; `true` once nothing is.
+    fn skip_rest(&mut self) -> bool {
+        let n = self.skip.min(self.end - self.start);
+        self.start += n;
+        self.skip -= n;
+        self.skip == 0
+    }
+
+    /// Whether a message has begun that is not complete.
+    pub fn is_mid_message(&self) -> bool {
+        self.start != self.end || self.skip > 0
+    }
+
+    /// Gives the memory back if nothing unread is in it. The next read allocates anew.
+    pub fn release(&mut self) {
+        if self.start == self.end {
+            *self = Self { skip: self.skip, ..Self::new(self.limit) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn feed(buffer: &mut FrameBuffer, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let room = buffer.room();
+            let n = room.len().min(bytes.len());
+            room[..n].copy_from_slice(&bytes[..n]);
+            buffer.filled(n);
+            bytes = &bytes[n..];
+        }
+    }
+
+    fn frame(message: &[u8]) -> Vec<u8> {
+        [&(message.len() as u32).to_be_bytes(), message].concat()
+    }
+
+    proptest! {
+        #[test]
+        fn any_split_of_the_bytes_yields_the_same_messages(
+            messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..9000), 1..8),
+            pieces in prop::collection::vec(1usize..5000, 1..20),
+        ) {
+            let stream: Vec<u8> = messages.iter().flat_map(|m| frame(m)).collect();
+            let mut buffer = FrameBuffer::new(8000);
+            let mut seen = Vec::new();
+            let (mut rest, mut turn) = (&stream[..], 0);
+            while !rest.is_empty() {
+                let (now, later) = rest.split_at(pieces[turn % pieces.len()].min(rest.len()));
+                feed(&mut buffer, now);
+                while let Some(next) = buffer.next().unwrap() {
+                    seen.push(match next {
+                        Frame::Message(m) => (m.len(), m.to_vec()),
+                        Frame::Oversized { size, head } => (size, head.to_vec()),
+                    });
+                }
+                rest = later;
+                turn += 1;
+            }
+            let expected: Vec<_> = messages.iter()
+                .map(|m| (m.len(), if m.len() > 8000 { m[..HEAD].to_vec() } else { m.clone() }))
+                .collect();
+            prop_assert_eq!(seen, expected);
+            prop_assert!(!buffer.is_mid_message());
+        }
+    }
+
+    #[test]
+    fn a_length_alone_allocates_nothing_large() {
+        let mut buffer = FrameBuffer::new(MESSAGE_BYTES_CEILING);
+        feed(&mut buffer, &[0, 0xff, 0xff, 0xff]);
+        assert_eq!(buffer.next(), Ok(None));
+        assert!(buffer.bytes.len() <= ROOMY);
+        assert!(buffer.is_mid_message());
+    }
+
+    #[test]
+    fn other_protocols_are_told_by_their_first_byte() {
+        let mut buffer = FrameBuffer::new(100);
+        feed(&mut buffer, b"GET / HTTP/1.1\r\n");
+        assert_eq!(buffer.next(), Err(NotAFrame(b'G')));
+    }
+
+    #[test]
+    fn memory_is_given_back_only_when_nothing_is_unread() {
+        let mut buffer = FrameBuffer::new(100);
+        feed(&mut buffer, &[0, 0, 0]);
+        buffer.release();
+        feed(&mut buffer, &[1, b'x']);
+        assert_eq!(buffer.next(), Ok(Some(Frame::Message(b"x"))));
+        buffer.release();
+        assert_eq!(buffer.bytes.capacity(), 0);
+    }
+}

@@ -1,0 +1,16 @@
+//! Frames and envelopes: the only code that touches the bytes of the protocol.
+//!
+//! A frame is a length and a JSON-RPC 2.0 message ([`FrameBuffer`] takes them apart). The usual
+//! spelling of a message, the one that this module writes, is matched byte by byte; any other
+//! spelling of the same JSON goes through serde. Params and results stay where they lie in the
+//! read buffer until they are parsed, once, into the handler's or caller's type.
+
+mod encode;
+mod frame;
+mod parse;
+
+pub use encode::{
+    EncodeError, LoadBytes, begin_frame, end_frame, put_error, put_notification, put_request, put_result,
+};
+pub use frame::{Frame, FrameBuffer, NotAFrame};
+pub use parse::{Id, Incoming, Invalid, Request, RequestMeta, Response, parse, parse_any, parse_element, peek_id};
