@@ -3,11 +3,54 @@
 //! A policy is a state machine without I/O, clock or randomness of its own: what it needs comes
 //! in as arguments, so a recorded decision can be replayed and a simulator can run the real code.
 //! It sees usable nodes only: connected, not draining, not ejected, not suspect.
+//!
+//! To add a policy: one file, and one row in [`POLICIES`].
+
+mod cost;
+mod fastest;
+mod least_in_flight;
+mod p2c;
+mod random;
+mod round_robin;
+mod sample;
+mod shortest;
+#[cfg(test)]
+mod testing;
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::time::Instant;
+
+pub use fastest::Fastest;
+pub use least_in_flight::LeastInFlight;
+pub use p2c::TwoChoices;
+pub use random::RandomChoice;
+pub use round_robin::RoundRobin;
+pub use shortest::Shortest;
+
+/// Makes a policy with nothing learnt yet.
+pub type MakePolicy = fn() -> Box<dyn Policy>;
+
+/// The policies: name, what it does in one line, how it is made.
+pub const POLICIES: &[(&str, &str, MakePolicy)] = &[
+    ("fastest", "the node expected to answer soonest", || Box::new(Fastest)),
+    ("p2c", "the better of two random nodes by response time and calls in flight", || Box::new(TwoChoices)),
+    ("least_in_flight", "the node with the fewest calls of this client", || Box::new(LeastInFlight)),
+    ("round_robin", "each node in turn", || Box::new(RoundRobin::new())),
+    ("random", "any node", || Box::new(RandomChoice)),
+    ("shortest", "the lowest response time in the registry, unknown first (herds: for comparison)", || {
+        Box::new(Shortest)
+    }),
+];
+
+/// The policy of a client that asks for none.
+pub const POLICY_DEFAULT: &str = "fastest";
+
+/// The policy with this name.
+pub fn policy(name: &str) -> Option<Box<dyn Policy>> {
+    POLICIES.iter().find(|(known, _, _)| *known == name).map(|(_, _, make)| make())
+}
 
 /// A balancing policy. Implement [`Policy::pick`]; the rest is for policies that learn.
 pub trait Policy: Send + 'static {

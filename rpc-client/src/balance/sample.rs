@@ -1,0 +1,63 @@
+//! Drawing usable nodes at random without looking at all of them.
+
+use super::{NodeView, Pick, Random, View};
+
+/// Draws before all nodes are looked at. With half of the nodes excluded, all draws miss once in
+/// 65,000 picks.
+const DRAWS_MAX: u32 = 16;
+
+/// A node and its place in the view.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Candidate {
+    /// Index in the view.
+    pub(super) index: usize,
+    /// The node itself.
+    pub(super) node: NodeView,
+}
+
+/// What was drawn.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Drawn {
+    /// Every node is excluded, or there is none.
+    Nothing,
+    /// The only node that may be chosen.
+    One(Candidate),
+    /// Two different nodes.
+    Two(Candidate, Candidate),
+}
+
+/// A uniform choice among the nodes that are not excluded.
+pub(super) fn one(view: &dyn View, pick: &Pick<'_>, random: &mut Random) -> Option<Candidate> {
+    draw(view, pick, random, None)
+}
+
+/// Two different nodes, uniformly, if there are two that are not excluded.
+pub(super) fn two(view: &dyn View, pick: &Pick<'_>, random: &mut Random) -> Drawn {
+    let Some(first) = draw(view, pick, random, None) else { return Drawn::Nothing };
+    match draw(view, pick, random, Some(first.index)) {
+        Some(second) => Drawn::Two(first, second),
+        None => Drawn::One(first),
+    }
+}
+
+fn draw(view: &dyn View, pick: &Pick<'_>, random: &mut Random, not: Option<usize>) -> Option<Candidate> {
+    let len = view.len();
+    // Draws among a handful of nodes miss often; looking at all of them is then cheaper.
+    if len > DRAWS_MAX as usize {
+        for _ in 0..DRAWS_MAX {
+            let candidate = at(view, random.below(len));
+            if Some(candidate.index) != not && !pick.is_excluded(candidate.node.id) {
+                return Some(candidate);
+            }
+        }
+    }
+    let left = || (0..len).filter(|&i| Some(i) != not).map(|i| at(view, i)).filter(|c| !pick.is_excluded(c.node.id));
+    match left().count() {
+        0 => None,
+        count => left().nth(random.below(count)),
+    }
+}
+
+fn at(view: &dyn View, index: usize) -> Candidate {
+    Candidate { index, node: view.node(index) }
+}
