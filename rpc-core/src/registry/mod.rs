@@ -7,8 +7,12 @@
 //!
 //! The call path never awaits a registry: it reads the list last published.
 
+mod fixed;
 mod members;
+mod memory;
+mod open;
 mod registration;
+mod tasks;
 mod url;
 
 use std::net::SocketAddr;
@@ -22,6 +26,7 @@ use crate::{BoxFuture, NodeRecord};
 
 pub use members::RESPONSE_TIME_VALID;
 pub use members::{Member, Members, Version};
+pub use open::open;
 pub use registration::{Registration, RegistrationCommand, RegistrationStatus};
 pub use url::{RegistryUrl, Target, parse_duration};
 

@@ -1,0 +1,33 @@
+//! From a URL to a registry.
+
+use std::sync::Arc;
+
+use super::fixed::FixedRegistry;
+use super::memory::MemoryRegistry;
+use super::{Registry, RegistryUrl, Target};
+use crate::{Error, ErrorKind};
+
+/// Opens the registry that `url` names. It returns at once: the registry is reached in the
+/// background, for ever, and [`Registry::health`] says how far that is. To be called within a
+/// tokio runtime.
+///
+/// # Errors
+/// [`ErrorKind::Config`]: the backend does not know one of the URL's options, or is not part of
+/// this build.
+pub fn open(url: &RegistryUrl) -> Result<Arc<dyn Registry>, Error> {
+    match &url.target {
+        Target::Static(addrs) => {
+            url.only_options(&[])?;
+            Ok(Arc::new(FixedRegistry::new(url, addrs)))
+        }
+        Target::Memory(name) => {
+            url.only_options(&[])?;
+            Ok(Arc::new(MemoryRegistry::new(url, name)))
+        }
+        Target::Local(_) | Target::ZooKeeper { .. } => Err(missing(url)),
+    }
+}
+
+fn missing(url: &RegistryUrl) -> Error {
+    ErrorKind::Config(format!("registry URL `{url}`: this build has no such backend")).into()
+}
