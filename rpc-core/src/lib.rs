@@ -8,6 +8,7 @@ pub mod backoff;
 mod deadline;
 mod error;
 mod latency;
+pub mod load;
 pub mod net;
 mod node_record;
 pub mod protocol;
@@ -17,6 +18,7 @@ pub mod wire;
 pub use deadline::Deadline;
 pub use error::{Attempt, Error, ErrorKind, RegistryState, RpcError};
 pub use latency::{LatencyRecorder, LatencySummary};
+pub use load::{LoadMeter, LoadReport};
 pub use node_record::{NodeRecord, NodeState};
 
 /// A future behind a pointer, as object-safe traits return it.

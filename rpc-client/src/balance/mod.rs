@@ -27,6 +27,7 @@ pub use least_in_flight::LeastInFlight;
 pub use p2c::TwoChoices;
 pub use random::RandomChoice;
 pub use round_robin::RoundRobin;
+pub use rpc_core::LoadReport;
 pub use shortest::Shortest;
 
 /// Makes a policy with nothing learnt yet.
@@ -114,6 +115,8 @@ pub struct NodeView {
     pub registry_us: u64,
     /// Share of recent calls that failed, 0 to 1, decaying.
     pub failure: f64,
+    /// Whether its server sends load reports and answers probes.
+    pub reports: bool,
     /// The newest load report and its age, from servers that send them.
     pub report: Option<(LoadReport, Duration)>,
     /// How long it has been usable.
@@ -124,21 +127,6 @@ pub struct NodeView {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u64);
 
-/// A server's own account of its load (`research`: Prequal, NSDI 2024; see `docs/BALANCING.md`).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LoadReport {
-    /// Requests in flight at the server, from everybody.
-    pub in_flight: u32,
-    /// What an answer takes when the server is otherwise idle, in microseconds.
-    pub service_us: f64,
-    /// Requests that it can run at once without slowing down (the concurrency hint).
-    pub concurrency: f64,
-    /// Variance of `service_us`'s logarithm: how little it is to be trusted.
-    pub noise: f64,
-    /// Share of recent requests that failed, 0 to 1.
-    pub errors: f64,
-}
-
 /// What a pick is about.
 #[derive(Clone, Copy, Debug)]
 pub struct Pick<'a> {
@@ -148,8 +136,11 @@ pub struct Pick<'a> {
     pub now: Instant,
     /// 64 random bits; more are drawn from [`Pick::random`].
     pub seed: u64,
-    /// Nodes already tried by this call.
+    /// Nodes already tried by this call, those that refused it included.
     pub excluded: &'a [NodeId],
+    /// How often this call was asked to probe since it was last sent: a policy that would probe
+    /// again and again sees here that it has.
+    pub probed: u32,
 }
 
 impl Pick<'_> {
@@ -206,7 +197,8 @@ pub enum Decision {
         /// The bound, in microseconds.
         bound: Option<f64>,
     },
-    /// Probe these nodes, wait for `wait_for` of the answers, then ask again.
+    /// Probe these nodes, wait for `wait_for` of the answers (or until no more can come), then
+    /// ask again with [`Pick::probed`] one higher.
     Probe {
         /// Indices in the view.
         indices: Vec<usize>,
@@ -269,7 +261,7 @@ pub enum Event<'a> {
     },
     /// The usable nodes changed.
     Members {
-        /// All of them now.
+        /// All of them now, in the order of the view.
         nodes: &'a [NodeId],
     },
 }

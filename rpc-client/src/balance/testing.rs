@@ -31,6 +31,7 @@ pub(super) fn node(id: u64) -> NodeView {
         latency_us: None,
         registry_us: 0,
         failure: 0.0,
+        reports: false,
         report: None,
         usable_for: Duration::from_secs(60),
     }
@@ -45,14 +46,14 @@ pub(super) fn ids(nodes: &[u64]) -> Vec<NodeId> {
 }
 
 pub(super) fn pick_id(policy: &mut dyn Policy, view: &Nodes, excluded: &[NodeId]) -> Option<u64> {
-    let pick = Pick { key: None, now: Instant::now(), seed: 1, excluded };
+    let pick = Pick { key: None, now: Instant::now(), seed: 1, excluded, probed: 0 };
     policy.pick(view, &pick).map(|index| view.0[index].id.0)
 }
 
 /// The share of `count` picks that chose a node for which `wanted` holds.
 pub(super) fn share(policy: &mut dyn Policy, view: &Nodes, count: u64, wanted: impl Fn(u64) -> bool) -> f64 {
     let hit = |seed| {
-        let pick = Pick { key: None, now: Instant::now(), seed, excluded: &[] };
+        let pick = Pick { key: None, now: Instant::now(), seed, excluded: &[], probed: 0 };
         wanted(view.0[policy.pick(view, &pick).expect("no node is excluded")].id.0)
     };
     (0..count).map(hit).filter(|&hit| hit).count() as f64 / count as f64
@@ -71,13 +72,14 @@ fn any_count() -> impl Strategy<Value = u32> {
 }
 
 fn any_report() -> impl Strategy<Value = LoadReport> {
-    (any_count(), any_time_us(), any_time_us(), any_time_us(), any_share()).prop_map(
-        |(in_flight, service_us, concurrency, noise, errors)| LoadReport {
+    (any_count(), any_time_us(), any_time_us(), any_time_us(), any_share(), any_time_us()).prop_map(
+        |(in_flight, service_us, concurrency, noise, errors, latency_us)| LoadReport {
             in_flight,
             service_us,
             concurrency,
             noise,
             errors,
+            latency_us,
         },
     )
 }
@@ -87,11 +89,11 @@ fn any_duration() -> impl Strategy<Value = Duration> {
 }
 
 fn any_node() -> impl Strategy<Value = NodeView> {
-    let load = (any_count(), any_count(), proptest::option::of(any_time_us()), any_share());
+    let load = (any_count(), any_count(), proptest::option::of(any_time_us()), any_share(), any::<bool>());
     let registry = prop_oneof![Just(0), Just(u64::MAX), 1u64..10_000_000];
     let report = proptest::option::of((any_report(), any_duration()));
     (load, registry, report, any_duration(), 8000u16..8003).prop_map(
-        |((weight, in_flight, latency_us, failure), registry_us, report, usable_for, port)| NodeView {
+        |((weight, in_flight, latency_us, failure, reports), registry_us, report, usable_for, port)| NodeView {
             id: NodeId(0),
             addr: SocketAddr::from(([10, 0, 0, 1], port)),
             weight,
@@ -99,6 +101,7 @@ fn any_node() -> impl Strategy<Value = NodeView> {
             latency_us,
             registry_us,
             failure,
+            reports,
             report,
             usable_for,
         },
@@ -144,8 +147,8 @@ fn observe(policy: &mut dyn Policy, view: &Nodes, now: Instant, step: &Step) {
 
 /// Asks until the policy sends, as a client does, and checks all that it says on the way.
 fn decide(policy: &mut dyn Policy, view: &Nodes, pick: &Pick<'_>) -> Decision {
-    for _ in 0..4 {
-        match policy.decide(view, pick) {
+    for probed in 0..3 {
+        match policy.decide(view, &Pick { probed, ..*pick }) {
             Decision::Probe { indices, wait_for } => {
                 assert!(!indices.is_empty() && wait_for <= indices.len());
                 for index in indices {
@@ -191,7 +194,7 @@ proptest! {
                             // A call does not get to try a thousand nodes.
                             every => view.0.iter().step_by(*every).map(|n| n.id).take(20).collect(),
                         };
-                        let pick = Pick { key: None, now, seed: *seed, excluded: &excluded };
+                        let pick = Pick { key: None, now, seed: *seed, excluded: &excluded, probed: 0 };
                         let copy = policy.copy();
                         let sent = decide(policy.as_mut(), &view, &pick);
                         if let Some(mut copy) = copy {
