@@ -1,3 +1,4 @@
 //! The integration tests: one binary, one module for each subject.
+#![allow(clippy::unwrap_used, reason = "nothing but tests is in here")]
 
 mod tidy;

@@ -1,1 +1,4 @@
 //! What the tests share.
+
+pub mod binaries;
+pub mod process;
