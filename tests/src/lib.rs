@@ -2,3 +2,4 @@
 
 pub mod binaries;
 pub mod process;
+pub mod shell_blocks;
