@@ -429,7 +429,7 @@ mod tests {
                         Incoming::Request(slow) => {
                             prop_assert_eq!(quick.id, slow.id);
                             prop_assert_eq!(quick.method, slow.method);
-                            prop_assert_eq!(quick.params, slow.params);
+                            prop_assert_eq!(quick.params.map(<[u8]>::trim_ascii), slow.params);
                             prop_assert_eq!(quick.meta, slow.meta);
                         }
                         other => prop_assert!(false, "{} -> {:?}", changed, other),

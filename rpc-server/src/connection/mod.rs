@@ -1,0 +1,241 @@
+//! One socket, driven by one task.
+//!
+//! The task reads, polls the handler of every complete request in place, and writes all answers of
+//! a read with one system call. Handlers that are not ready at once move to [`PendingCalls`],
+//! which the same task drives.
+
+mod batch;
+mod requests;
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{self, Poll};
+
+use rpc_core::protocol::{self, IN_FLIGHT_MAX};
+use rpc_core::wire::{Frame, FrameBuffer, put_notification};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Instant;
+
+use crate::links::{LinkGuard, signal};
+use crate::pending::PendingCalls;
+use crate::server::Shared;
+
+/// Answers waiting beyond this are written before more requests are taken: a long batch starts
+/// flowing, and a peer that does not read cannot make the server's memory grow.
+const OUT_HIGH: usize = 64 * 1024;
+
+pub(crate) struct Connection<Io> {
+    io: Io,
+    peer: SocketAddr,
+    shared: Arc<Shared>,
+    link: LinkGuard,
+    input: FrameBuffer,
+    out: Vec<u8>,
+    /// How much of `out` is written.
+    written: usize,
+    pending: PendingCalls,
+    greeted: bool,
+    /// `rpc.goaway` was sent, or would have been to a peer that said hello.
+    leaving: bool,
+    /// The peer has closed its side: answer what it asked, then close.
+    eof: bool,
+    /// Number of the last ping, which makes its id.
+    pings: u64,
+}
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Ended {
+    #[error("closed by the peer")]
+    ByPeer,
+    #[error("closed by the peer in the middle of a message")]
+    MidMessage,
+    #[error("closed")]
+    ByUs,
+    #[error("no sign of life")]
+    Silent,
+    #[error(transparent)]
+    NotAFrame(#[from] rpc_core::wire::NotAFrame),
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
+    pub(crate) fn new(io: Io, peer: SocketAddr, shared: Arc<Shared>, link: LinkGuard) -> Self {
+        let input = FrameBuffer::new(shared.config.message_bytes_max);
+        Self {
+            io,
+            peer,
+            shared,
+            link,
+            input,
+            out: Vec::new(),
+            written: 0,
+            pending: PendingCalls::default(),
+            greeted: false,
+            leaving: false,
+            eof: false,
+            pings: 0,
+        }
+    }
+
+    /// Serves until the connection ends.
+    pub(crate) async fn run(mut self) -> Ended {
+        std::future::poll_fn(|cx| self.poll(cx)).await.err().unwrap_or(Ended::ByUs)
+    }
+
+    /// `Ready(Ok)` when the connection is to be closed in good order.
+    fn poll(&mut self, cx: &mut task::Context<'_>) -> Poll<Result<(), Ended>> {
+        loop {
+            self.obey_signals(cx)?;
+            self.collect_answers(cx);
+            let took = self.take_requests()?;
+            let wrote = self.poll_write(cx)?;
+            if self.is_finished() {
+                return Poll::Ready(Ok(()));
+            }
+            // Requests may still lie in the buffer when answers or calls had reached their limit.
+            let read = if took == Took::All { self.poll_read(cx)? } else { false };
+            if !read && !(wrote && took == Took::Some) {
+                self.link.link.busy.store(!self.pending.is_empty(), Ordering::Relaxed);
+                return Poll::Pending;
+            }
+        }
+    }
+
+    fn obey_signals(&mut self, cx: &mut task::Context<'_>) -> Result<(), Ended> {
+        let signals = self.link.link.take_signals(cx.waker());
+        if signals == 0 {
+            return Ok(());
+        }
+        if signals & signal::CLOSE != 0 {
+            return Err(Ended::Silent);
+        }
+        if signals & signal::PING != 0 {
+            self.ping();
+        }
+        if signals & signal::EXPIRE != 0 {
+            self.pending.expire(Instant::now(), &mut self.out, self.shared.config.message_bytes_max);
+        }
+        if signals & signal::GOAWAY != 0 && !self.leaving {
+            self.leaving = true;
+            if self.greeted {
+                self.go_away();
+            }
+        }
+        if signals & signal::RELEASE != 0 && self.out.is_empty() {
+            self.input.release();
+            self.out = Vec::new();
+        }
+        Ok(())
+    }
+
+    fn go_away(&mut self) {
+        let drain_ms = u64::try_from(self.shared.config.drain_timeout.as_millis()).unwrap_or(u64::MAX);
+        let params = serde_json::json!({ "reason": "draining", "drain_ms": drain_ms });
+        put_notification(&mut self.out, protocol::GOAWAY, &params, usize::MAX)
+            .expect("a small object is a valid request");
+    }
+
+    fn collect_answers(&mut self, cx: &mut task::Context<'_>) {
+        if self.pending.is_empty() {
+            return;
+        }
+        while self.out.len() < OUT_HIGH {
+            let Poll::Ready(answer) = self.pending.poll_done(cx) else { return };
+            self.out.extend_from_slice(&answer);
+        }
+    }
+
+    /// Starts every request that has arrived, unless a limit is reached first.
+    fn take_requests(&mut self) -> Result<Took, Ended> {
+        let mut received = None;
+        loop {
+            if self.out.len() >= OUT_HIGH || self.pending.len() >= IN_FLIGHT_MAX {
+                return Ok(Took::Some);
+            }
+            // The buffer moves out while its message is being handled: handlers' answers go to
+            // `self` meanwhile.
+            let mut input = std::mem::replace(&mut self.input, FrameBuffer::new(0));
+            let more = match input.next() {
+                Ok(Some(Frame::Message(message))) => {
+                    let now = *received.get_or_insert_with(Instant::now);
+                    self.message(message, now);
+                    true
+                }
+                Ok(Some(Frame::Oversized { size, head })) => {
+                    self.oversized(size, head);
+                    true
+                }
+                Ok(None) => false,
+                Err(error) => return Err(error.into()),
+            };
+            self.input = input;
+            if !more {
+                return Ok(Took::All);
+            }
+        }
+    }
+
+    /// Reads once; `true` if something arrived.
+    fn poll_read(&mut self, cx: &mut task::Context<'_>) -> Result<bool, Ended> {
+        if self.eof {
+            return Ok(false);
+        }
+        let mut room = ReadBuf::new(self.input.room());
+        match Pin::new(&mut self.io).poll_read(cx, &mut room) {
+            Poll::Pending => Ok(false),
+            Poll::Ready(Err(error)) => Err(error.into()),
+            Poll::Ready(Ok(())) => {
+                let n = room.filled().len();
+                if n == 0 {
+                    self.eof = true;
+                    return if self.input.is_mid_message() { Err(Ended::MidMessage) } else { Ok(true) };
+                }
+                self.input.filled(n);
+                self.link.link.active.store(true, Ordering::Relaxed);
+                Ok(true)
+            }
+        }
+    }
+
+    /// Writes what is waiting; `true` if all of something went out.
+    fn poll_write(&mut self, cx: &mut task::Context<'_>) -> Result<bool, Ended> {
+        if self.out.is_empty() {
+            return Ok(false);
+        }
+        while self.written < self.out.len() {
+            match Pin::new(&mut self.io).poll_write(cx, &self.out[self.written..]) {
+                Poll::Pending => return Ok(false),
+                Poll::Ready(Err(error)) => return Err(error.into()),
+                Poll::Ready(Ok(0)) => return Err(std::io::Error::from(std::io::ErrorKind::WriteZero).into()),
+                Poll::Ready(Ok(n)) => self.written += n,
+            }
+        }
+        self.written = 0;
+        self.out.clear();
+        if self.out.capacity() > 2 * OUT_HIGH {
+            self.out = Vec::new();
+        }
+        match Pin::new(&mut self.io).poll_flush(cx) {
+            Poll::Ready(Err(error)) => Err(error.into()),
+            Poll::Ready(Ok(())) | Poll::Pending => Ok(true),
+        }
+    }
+
+    /// Whether everything that was asked is answered and nothing more is to come. A peer that
+    /// said hello closes by itself after `rpc.goaway`: only it knows what is still under way.
+    fn is_finished(&self) -> bool {
+        let idle = self.pending.is_empty() && self.out.is_empty();
+        idle && (self.eof || (self.leaving && !self.greeted && !self.input.is_mid_message()))
+    }
+}
+
+/// How many of the requests that have arrived were started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Took {
+    All,
+    Some,
+}

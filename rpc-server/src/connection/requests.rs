@@ -1,0 +1,150 @@
+//! What the messages of a connection ask for.
+
+use std::task::{Context, Poll, Waker};
+
+use rpc_core::RpcError;
+use rpc_core::protocol::{self, PROTOCOL_VERSION, code, feature};
+use rpc_core::wire::{Id, Incoming, Request, parse, peek_id, put_error, put_request};
+use serde::Deserialize;
+use serde_json::json;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::Instant;
+
+use super::{Connection, batch};
+use crate::context::Call;
+use crate::handler::params_error;
+use crate::pending::poll_caught;
+use crate::reply::Reply;
+
+/// Params of `rpc.hello`.
+#[derive(Debug, Deserialize)]
+struct Hello {
+    version: u32,
+    /// The incarnation that the caller means to reach.
+    #[serde(default)]
+    incarnation: Option<String>,
+}
+
+/// Params of `rpc.cancel`.
+#[derive(Debug, Deserialize)]
+struct Cancel<'a> {
+    #[serde(borrow)]
+    id: &'a serde_json::value::RawValue,
+}
+
+impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
+    pub(super) fn message(&mut self, message: &[u8], now: Instant) {
+        match parse(message) {
+            Incoming::Request(request) if request.method.starts_with(protocol::RESERVED_PREFIX) => {
+                self.reserved(&request);
+            }
+            Incoming::Request(request) => self.request(message, &request, now),
+            // The answer to a ping: that it came is all it says.
+            Incoming::Response(_) => {}
+            Incoming::Batch(elements) => {
+                let invocation = batch::start(&elements, &self.shared, self.peer, now, self.leaving);
+                self.pending.push(None, None, invocation, self.limit());
+            }
+            Incoming::Invalid(invalid) => self.answer_error(&invalid.id, &invalid.error),
+        }
+    }
+
+    fn request(&mut self, message: &[u8], request: &Request<'_>, now: Instant) {
+        let call = Call { request, peer: self.peer, received: now };
+        let started = self.shared.start(&call, self.leaving);
+        let limit = self.limit();
+        let mut reply = Reply { out: &mut self.out, id: request.id.as_ref(), limit };
+        let mut invocation = match started {
+            Ok(invocation) => invocation,
+            Err(error) if error.code == code::INVALID_PARAMS => return reply.error(&params_error(message, error)),
+            Err(error) => return reply.error(&error),
+        };
+        // Polled in place once, without a waker: a handler that is not ready is polled again, with
+        // one, as soon as it is in the set.
+        let mut cx = Context::from_waker(Waker::noop());
+        if let Poll::Pending = poll_caught(&mut invocation, &mut cx, &mut reply) {
+            let id = request.id.clone().map(Id::into_owned);
+            self.pending.push(id, call.deadline(), invocation, limit);
+        }
+    }
+
+    fn reserved(&mut self, request: &Request<'_>) {
+        match &*request.method {
+            protocol::CANCEL => {
+                let cancel = request.params.and_then(|p| serde_json::from_slice::<Cancel<'_>>(p).ok());
+                if let Some(cancel) = cancel {
+                    let text = cancel.id.get();
+                    let id = text.parse().map_or(Id::Other(text.into()), Id::Number);
+                    let limit = self.limit();
+                    self.pending.cancel(&id, &mut self.out, limit);
+                }
+            }
+            protocol::HELLO => {
+                let answer = self.hello(request);
+                self.answer(request, answer);
+            }
+            _ => {
+                let answer = self.shared.reserved(request);
+                self.answer(request, answer);
+            }
+        }
+    }
+
+    fn hello(&mut self, request: &Request<'_>) -> Result<serde_json::Value, RpcError> {
+        let params = request.params.unwrap_or(b"null");
+        let hello: Hello = serde_json::from_slice(params)
+            .map_err(|e| RpcError::invalid_params(format!("{}: {e}", protocol::HELLO)))?;
+        let ours = &self.shared.incarnation;
+        if hello.version != PROTOCOL_VERSION {
+            let message = format!("this server speaks version {PROTOCOL_VERSION}, not {}", hello.version);
+            return Err(RpcError::new(code::INCOMPATIBLE_VERSION, message)
+                .with_data(&json!({ "version": PROTOCOL_VERSION })));
+        }
+        if hello.incarnation.as_ref().is_some_and(|wanted| wanted != ours) {
+            return Err(RpcError::new(code::WRONG_INCARNATION, "another instance answers at this address")
+                .with_data(&json!({ "incarnation": ours })));
+        }
+        if self.leaving {
+            return Err(self.shared.draining());
+        }
+        self.greeted = true;
+        self.link.link.greeted.store(true, std::sync::atomic::Ordering::Relaxed);
+        Ok(json!({
+            "version": PROTOCOL_VERSION,
+            "features": [feature::PING, feature::GOAWAY],
+            "incarnation": ours,
+            "message_bytes_max": self.limit(),
+            "idempotent": self.shared.idempotent(),
+        }))
+    }
+
+    fn answer(&mut self, request: &Request<'_>, answer: Result<serde_json::Value, RpcError>) {
+        let limit = self.limit();
+        Reply { out: &mut self.out, id: request.id.as_ref(), limit }.outcome(answer);
+    }
+
+    fn answer_error(&mut self, id: &Id<'_>, error: &RpcError) {
+        let limit = self.limit();
+        put_error(&mut self.out, id, None, error, limit);
+    }
+
+    /// A message over the limit was passed over; the connection lives on.
+    pub(super) fn oversized(&mut self, size: usize, head: &[u8]) {
+        let limit = self.limit();
+        let message = format!("the request has {size} bytes, the limit is {limit}");
+        let data = json!({"what": "request", "size": size, "limit": limit,
+            "hint": "send less, or raise the limit on both sides"});
+        let id = peek_id(head).map_or(Id::NULL, Id::Number);
+        self.answer_error(&id, &RpcError::new(code::TOO_LARGE, message).with_data(&data));
+    }
+
+    pub(super) fn ping(&mut self) {
+        self.pings += 1;
+        put_request(&mut self.out, self.pings, protocol::PING, &Default::default(), &(), usize::MAX)
+            .expect("a request without params fits");
+    }
+
+    fn limit(&self) -> usize {
+        self.shared.config.message_bytes_max
+    }
+}

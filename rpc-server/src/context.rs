@@ -1,0 +1,48 @@
+//! What a handler can know about the call besides its params.
+
+use std::net::SocketAddr;
+
+use rpc_core::Deadline;
+use rpc_core::wire::Request;
+use tokio::time::Instant;
+
+/// What a handler can know about the call besides its params. The handler's future is dropped when
+/// the caller takes the call back, its connection closes, or the deadline passes.
+#[derive(Clone, Debug)]
+pub struct Context {
+    /// The caller's socket address.
+    pub peer: SocketAddr,
+    /// When the caller stops waiting, if it said so.
+    pub deadline: Option<Deadline>,
+    /// The caller's key, if it gave one.
+    pub key: Option<String>,
+    /// 0 for the first attempt, 1 for the first repetition and so on.
+    pub attempt: u32,
+    /// W3C trace context, if the caller sent one.
+    pub traceparent: Option<String>,
+}
+
+/// A request together with where and when it arrived.
+pub(crate) struct Call<'a> {
+    pub(crate) request: &'a Request<'a>,
+    pub(crate) peer: SocketAddr,
+    pub(crate) received: Instant,
+}
+
+impl Call<'_> {
+    pub(crate) fn deadline(&self) -> Option<Deadline> {
+        let timeout = std::time::Duration::from_millis(self.request.meta.timeout_ms?);
+        Some(Deadline::after(self.received, timeout))
+    }
+
+    pub(crate) fn context(&self) -> Context {
+        let meta = &self.request.meta;
+        Context {
+            peer: self.peer,
+            deadline: self.deadline(),
+            key: meta.key.as_deref().map(str::to_owned),
+            attempt: meta.attempt,
+            traceparent: meta.traceparent.as_deref().map(str::to_owned),
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! From async functions to methods.
+
+use std::future::Future;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::task::{self, Poll};
+
+use pin_project_lite::pin_project;
+use rpc_core::RpcError;
+use rpc_core::wire::{Incoming, parse_any};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+
+use crate::context::{Call, Context};
+use crate::reply::Reply;
+
+/// A method: its name, its handler, and what callers may assume of it.
+pub struct Method {
+    pub(crate) name: String,
+    pub(crate) handler: Box<dyn Handler>,
+    pub(crate) idempotent: bool,
+    pub(crate) computes: bool,
+    pub(crate) summary: String,
+}
+
+/// Starts calls. Implemented once for typed and once for raw functions.
+pub(crate) trait Handler: Send + Sync {
+    /// Reads the params and makes the call's future, without polling it.
+    fn start(&self, call: &Call<'_>) -> Result<BoxInvocation, RpcError>;
+}
+
+/// A call being handled. It writes its answer itself when it is done, so that a result goes from
+/// the handler's type straight into the connection's buffer.
+pub(crate) trait Invocation: Send {
+    fn poll(self: Pin<&mut Self>, cx: &mut task::Context<'_>, reply: &mut Reply<'_>) -> Poll<()>;
+}
+
+pub(crate) type BoxInvocation = Pin<Box<dyn Invocation>>;
+
+impl Method {
+    /// A method from an async function of its params, for example
+    /// `async fn add((a, b): (i64, i64)) -> Result<i64, RpcError>`.
+    ///
+    /// The params are read by serde: a struct takes them by name and by position, a tuple by
+    /// position; `()` and `Option` also take a call without params.
+    pub fn new<P, F, Fut, R, E>(name: impl Into<String>, function: F) -> Self
+    where
+        P: DeserializeOwned + Send + 'static,
+        F: Fn(P) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<R, E>> + Send + 'static,
+        R: Serialize + Send + 'static,
+        E: Into<RpcError> + Send + 'static,
+    {
+        let start = move |call: &Call<'_>| Ok(invoke(function(params(call)?)));
+        Self::from_start(name.into(), start)
+    }
+
+    /// A method from an async function of the call's [`Context`] and its params.
+    pub fn with_context<P, F, Fut, R, E>(name: impl Into<String>, function: F) -> Self
+    where
+        P: DeserializeOwned + Send + 'static,
+        F: Fn(Context, P) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<R, E>> + Send + 'static,
+        R: Serialize + Send + 'static,
+        E: Into<RpcError> + Send + 'static,
+    {
+        let start = move |call: &Call<'_>| Ok(invoke(function(call.context(), params(call)?)));
+        Self::from_start(name.into(), start)
+    }
+
+    /// A method that takes its params and gives its result as JSON text, for forwarding without
+    /// parsing. Without params it gets `null`.
+    pub fn raw<F, Fut>(name: impl Into<String>, function: F) -> Self
+    where
+        F: Fn(Context, Box<RawValue>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Box<RawValue>, RpcError>> + Send + 'static,
+    {
+        Self::with_context(name, function)
+    }
+
+    fn from_start<S>(name: String, start: S) -> Self
+    where
+        S: Fn(&Call<'_>) -> Result<BoxInvocation, RpcError> + Send + Sync + 'static,
+    {
+        Self { name, handler: Box::new(Start(start)), idempotent: false, computes: false, summary: String::new() }
+    }
+
+    /// Declares that repeating a call does no harm: clients may then repeat it when a node fails.
+    #[must_use]
+    pub fn idempotent(mut self) -> Self {
+        self.idempotent = true;
+        self
+    }
+
+    /// Declares that the handler computes for long between its awaits. It is then run on the
+    /// blocking pool, where it cannot hold up its neighbours on the connection.
+    #[must_use]
+    pub fn computes(mut self) -> Self {
+        self.computes = true;
+        self
+    }
+
+    /// One line about it, shown by `rpc.discover`.
+    #[must_use]
+    pub fn summary(mut self, summary: impl Into<String>) -> Self {
+        self.summary = summary.into();
+        self
+    }
+}
+
+impl std::fmt::Debug for Method {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Method").field("name", &self.name).field("idempotent", &self.idempotent).finish_non_exhaustive()
+    }
+}
+
+struct Start<S>(S);
+
+impl<S> Handler for Start<S>
+where
+    S: Fn(&Call<'_>) -> Result<BoxInvocation, RpcError> + Send + Sync,
+{
+    fn start(&self, call: &Call<'_>) -> Result<BoxInvocation, RpcError> {
+        (self.0)(call)
+    }
+}
+
+pin_project! {
+    struct Typed<Fut, R, E> {
+        #[pin]
+        future: Fut,
+        // Its results are only ever produced, so that sending this needs nothing of them.
+        types: PhantomData<fn() -> (R, E)>,
+    }
+}
+
+fn invoke<Fut, R, E>(future: Fut) -> BoxInvocation
+where
+    Fut: Future<Output = Result<R, E>> + Send + 'static,
+    R: Serialize + 'static,
+    E: Into<RpcError> + 'static,
+{
+    Box::pin(Typed { future, types: PhantomData })
+}
+
+impl<Fut, R, E> Invocation for Typed<Fut, R, E>
+where
+    Fut: Future<Output = Result<R, E>> + Send,
+    R: Serialize,
+    E: Into<RpcError>,
+{
+    #[inline]
+    fn poll(self: Pin<&mut Self>, cx: &mut task::Context<'_>, reply: &mut Reply<'_>) -> Poll<()> {
+        let outcome = task::ready!(self.project().future.poll(cx));
+        reply.outcome(outcome.map_err(Into::into));
+        Poll::Ready(())
+    }
+}
+
+#[inline]
+fn params<P: DeserializeOwned>(call: &Call<'_>) -> Result<P, RpcError> {
+    let text = call.request.params.unwrap_or(b"null");
+    serde_json::from_slice(text).or_else(|_| params_again(text))
+}
+
+/// The slow path: says what is wrong with the params, or accepts an empty list of them where the
+/// handler wants none.
+#[cold]
+fn params_again<P: DeserializeOwned>(text: &[u8]) -> Result<P, RpcError> {
+    let is_empty = matches!(text.trim_ascii(), b"[]" | b"{}");
+    if is_empty && let Ok(nothing) = serde_json::from_slice(b"null") {
+        return Ok(nothing);
+    }
+    let mut deserializer = serde_json::Deserializer::from_slice(text);
+    let error = match serde_path_to_error::deserialize::<_, P>(&mut deserializer) {
+        Err(error) => error,
+        // What follows the first value is the trouble.
+        Ok(_) => return Err(RpcError::invalid_params("the params are not one JSON value")),
+    };
+    let path = error.path().to_string();
+    let reason = error.inner();
+    let message = match path.as_str() {
+        "." => format!("params: {reason}"),
+        path => format!("params: `{path}`: {reason}"),
+    };
+    Err(RpcError::invalid_params(message).with_data(&serde_json::json!({ "path": path })))
+}
+
+/// The error for a call whose params could not be read. In the usual spelling the message was not
+/// checked as a whole, so it may turn out to be no JSON at all.
+#[cold]
+pub(crate) fn params_error(message: &[u8], error: RpcError) -> RpcError {
+    match parse_any(message) {
+        Incoming::Invalid(invalid) => invalid.error,
+        Incoming::Request(_) | Incoming::Response(_) | Incoming::Batch(_) => error,
+    }
+}

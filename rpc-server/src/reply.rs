@@ -1,0 +1,50 @@
+//! Where the answer to one request goes.
+
+use rpc_core::RpcError;
+use rpc_core::protocol::code;
+use rpc_core::wire::{EncodeError, Id, put_error, put_result};
+use serde::Serialize;
+
+/// Where the answer to one request goes. A notification is never answered.
+pub(crate) struct Reply<'a> {
+    pub(crate) out: &'a mut Vec<u8>,
+    pub(crate) id: Option<&'a Id<'a>>,
+    /// Longest message that may be written.
+    pub(crate) limit: usize,
+}
+
+impl Reply<'_> {
+    pub(crate) fn result<R: Serialize>(&mut self, result: &R) {
+        let Some(id) = self.id else { return };
+        match put_result(self.out, id, None, result, self.limit) {
+            Ok(()) => {}
+            Err(error) => self.error(&unwritable(&error)),
+        }
+    }
+
+    pub(crate) fn error(&mut self, error: &RpcError) {
+        if let Some(id) = self.id {
+            put_error(self.out, id, None, error, self.limit);
+        }
+    }
+
+    pub(crate) fn outcome<R: Serialize>(&mut self, outcome: Result<R, RpcError>) {
+        match outcome {
+            Ok(result) => self.result(&result),
+            Err(error) => self.error(&error),
+        }
+    }
+}
+
+fn unwritable(error: &EncodeError) -> RpcError {
+    match error {
+        EncodeError::TooLarge { size, limit } => {
+            let message = format!("the reply has {size} bytes, the limit is {limit}");
+            let data = serde_json::json!({"what": "reply", "size": size, "limit": limit,
+                "hint": "ask for less, or raise the limit on both sides"});
+            RpcError::new(code::TOO_LARGE, message).with_data(&data)
+        }
+        EncodeError::Json(reason) => RpcError::internal(format!("the result is no JSON: {reason}")),
+        EncodeError::NotStructured(_) => RpcError::internal("the result is no JSON"),
+    }
+}

@@ -1,0 +1,338 @@
+//! Binding, accepting, draining.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use rpc_core::protocol::{self, MESSAGE_BYTES_CEILING, MESSAGE_BYTES_MAX, code};
+use rpc_core::registry::{Registration, RegistrationStatus, Registry, RegistryUrl, Target};
+use rpc_core::wire::{Id, Request};
+use rpc_core::{Error, ErrorKind, NodeRecord, NodeState, RpcError, net, registry};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::computing::on_blocking_pool;
+use crate::connection::{Connection, Ended};
+use crate::context::Call;
+use crate::discover;
+use crate::handler::{BoxInvocation, Method};
+use crate::links::{Links, signal};
+use crate::router::Router;
+
+/// The registry has this long to confirm that the node is draining: clients that connect later
+/// learn of it there, all others by `rpc.goaway`.
+const ANNOUNCE_DRAIN: Duration = Duration::from_secs(2);
+
+/// Pause after a failed `accept`, such as too many open files: it will not get better at once.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// Limits and times of a server.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// Longest message accepted or sent, in bytes. Default: 4 MiB; at most 16 MiB - 1.
+    pub message_bytes_max: usize,
+    /// How long calls may go on after the server was told to stop. Default: 15 s.
+    pub drain_timeout: Duration,
+    /// Connections beyond this are closed as soon as they are accepted. Default: 65 536.
+    pub connections_max: usize,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            message_bytes_max: MESSAGE_BYTES_MAX,
+            drain_timeout: Duration::from_secs(15),
+            connections_max: 65_536,
+        }
+    }
+}
+
+/// Composes a [`Server`].
+#[derive(Default)]
+#[must_use = "a builder does nothing before `bind`"]
+pub struct ServerBuilder {
+    router: Router,
+    config: ServerConfig,
+    registry: Option<RegistryChoice>,
+    advertise: Option<SocketAddr>,
+    name: Option<String>,
+}
+
+enum RegistryChoice {
+    Url(RegistryUrl),
+    Open(Arc<dyn Registry>),
+}
+
+impl ServerBuilder {
+    /// Adds a method from an async function of its params; see [`Method::new`]. A method of the
+    /// same name is replaced.
+    pub fn method<P, F, Fut, R, E>(self, name: impl Into<String>, function: F) -> Self
+    where
+        P: serde::de::DeserializeOwned + Send + 'static,
+        F: Fn(P) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<R, E>> + Send + 'static,
+        R: serde::Serialize + Send + 'static,
+        E: Into<RpcError> + Send + 'static,
+    {
+        self.add(Method::new(name, function))
+    }
+
+    /// Adds a method. One of the same name is replaced.
+    pub fn add(mut self, method: Method) -> Self {
+        self.router.add(method);
+        self
+    }
+
+    /// The registry to register in. Without one the server is found by nobody but those who know
+    /// its address.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] if it is no registry URL.
+    pub fn registry(mut self, url: &str) -> Result<Self, Error> {
+        self.registry = Some(RegistryChoice::Url(url.parse()?));
+        Ok(self)
+    }
+
+    /// The same with a registry that is open already.
+    pub fn open_registry(mut self, registry: Arc<dyn Registry>) -> Self {
+        self.registry = Some(RegistryChoice::Open(registry));
+        self
+    }
+
+    /// The address to register, where it differs from the one bound: behind address translation,
+    /// or when bound to all interfaces.
+    pub fn advertise(mut self, addr: SocketAddr) -> Self {
+        self.advertise = Some(addr);
+        self
+    }
+
+    /// A label shown with the node, kept in the record's `meta.name`.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Limits and times.
+    pub fn config(mut self, config: ServerConfig) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// Listens on `addr` (port 0 picks a free port) and begins to register. Connections wait until
+    /// [`Server::serve`] is called, so call it at once.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] if the address cannot be bound or would be no use to clients, or the
+    /// registry URL has an option that does not exist.
+    pub async fn bind(self, addr: impl tokio::net::ToSocketAddrs) -> Result<Server, Error> {
+        let addr = resolve(addr).await?;
+        let limit = self.config.message_bytes_max;
+        if limit == 0 || limit > MESSAGE_BYTES_CEILING {
+            return Err(config(format!("message_bytes_max must be 1 to {MESSAGE_BYTES_CEILING}, not {limit}")));
+        }
+        let listener = net::bind(addr).map_err(|e| config(format!("cannot listen on {addr}: {e}")))?;
+        let bound = listener.local_addr().map_err(|e| config(format!("cannot listen on {addr}: {e}")))?;
+        let registry = match self.registry {
+            None => None,
+            Some(RegistryChoice::Open(registry)) => Some(registry),
+            Some(RegistryChoice::Url(url)) => Some(registry::open(&url)?),
+        };
+        let advertised = match (self.advertise, &registry) {
+            (Some(addr), _) => addr,
+            (None, Some(registry)) => advertised(bound, registry.url())?,
+            (None, None) => bound,
+        };
+        let mut record = NodeRecord::new();
+        if let Some(name) = &self.name {
+            record.meta.insert("name".into(), name.clone().into());
+        }
+        let shared = Shared {
+            incarnation: record.id.clone(),
+            title: self.name.unwrap_or_else(|| "rpc-server".into()),
+            router: self.router,
+            config: self.config,
+            draining: AtomicBool::new(false),
+        };
+        let registration = registry.as_ref().map(|registry| registry.register(advertised, record));
+        Ok(Server { listener, bound, advertised, registry, registration, shared: Arc::new(shared) })
+    }
+}
+
+/// A server that listens and registers.
+pub struct Server {
+    listener: TcpListener,
+    bound: SocketAddr,
+    advertised: SocketAddr,
+    registry: Option<Arc<dyn Registry>>,
+    registration: Option<Registration>,
+    shared: Arc<Shared>,
+}
+
+/// What all connections of a server share.
+pub(crate) struct Shared {
+    pub(crate) config: ServerConfig,
+    pub(crate) incarnation: String,
+    title: String,
+    router: Router,
+    draining: AtomicBool,
+}
+
+impl Server {
+    /// Starts composing a server.
+    pub fn builder() -> ServerBuilder {
+        ServerBuilder::default()
+    }
+
+    /// The address that the socket is bound to.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.bound
+    }
+
+    /// The address that clients are told.
+    pub fn advertised_addr(&self) -> SocketAddr {
+        self.advertised
+    }
+
+    /// The incarnation: a UUID made anew for each server, also in its registry record.
+    pub fn incarnation(&self) -> &str {
+        &self.shared.incarnation
+    }
+
+    /// How far the registration is, now and later; `None` without a registry.
+    pub fn registration(&self) -> Option<watch::Receiver<RegistrationStatus>> {
+        self.registration.as_ref().map(Registration::status)
+    }
+
+    /// Serves until `shutdown` is ready, then drains: tells the registry and the clients, answers
+    /// what it has, for up to [`ServerConfig::drain_timeout`], deletes its entry and closes.
+    ///
+    /// # Cancellation
+    /// Dropping the future closes all connections at once and withdraws in the background.
+    pub async fn serve(self, shutdown: impl Future<Output = ()>) {
+        let links = Arc::new(Links::default());
+        let mut connections = JoinSet::new();
+        let accept = async {
+            loop {
+                let joined = connections.len();
+                tokio::select! {
+                    accepted = net::accept(&self.listener) => match accepted {
+                        Ok((stream, peer)) if links.len() < self.shared.config.connections_max => {
+                            let connection = Connection::new(stream, peer, self.shared.clone(), links.add());
+                            connections.spawn(log_end(connection.run(), peer));
+                        }
+                        Ok((_, peer)) => tracing::warn!(%peer, "connection limit reached; closed"),
+                        Err(error) => {
+                            tracing::warn!(%error, "cannot accept");
+                            tokio::time::sleep(ACCEPT_RETRY).await;
+                        }
+                    },
+                    Some(_) = connections.join_next(), if joined > 0 => {}
+                }
+            }
+        };
+        let run = async { tokio::join!(accept, links.sweep_for_ever()) };
+        tokio::pin!(run);
+        tokio::pin!(shutdown);
+        tokio::select! {
+            _ = &mut run => {}
+            () = &mut shutdown => {}
+        }
+        tracing::info!(addr = %self.advertised, "draining");
+        let drained = async {
+            if let Some(registration) = &self.registration {
+                registration.set_state(NodeState::Draining, ANNOUNCE_DRAIN).await;
+            }
+            self.shared.draining.store(true, Ordering::Relaxed);
+            links.tell_all(signal::GOAWAY);
+            tokio::time::timeout(self.shared.config.drain_timeout, links.all_closed()).await.is_ok()
+        };
+        // Connections are still accepted meanwhile: what arrives is refused in good order.
+        let in_time = tokio::select! {
+            in_time = drained => in_time,
+            _ = &mut run => false,
+        };
+        if !in_time {
+            tracing::warn!(connections = links.len(), "not drained in time; closing what is left");
+        }
+        if let Some(registration) = self.registration {
+            registration.withdraw(ANNOUNCE_DRAIN).await;
+        }
+        if let Some(registry) = self.registry {
+            registry.close(ANNOUNCE_DRAIN).await;
+        }
+    }
+}
+
+async fn log_end(run: impl Future<Output = Ended>, peer: SocketAddr) {
+    match run.await {
+        end @ (Ended::ByPeer | Ended::ByUs) => tracing::debug!(%peer, "{end}"),
+        end => tracing::info!(%peer, "connection ended: {end}"),
+    }
+}
+
+impl Shared {
+    /// Starts a call, or says why it is not.
+    #[inline]
+    pub(crate) fn start(&self, call: &Call<'_>, leaving: bool) -> Result<BoxInvocation, RpcError> {
+        if leaving || self.draining.load(Ordering::Relaxed) {
+            return Err(self.draining());
+        }
+        let Some(method) = self.router.get(&call.request.method) else {
+            return Err(self.router.not_found(&call.request.method));
+        };
+        if call.request.meta.timeout_ms == Some(0) {
+            return Err(RpcError::new(code::DEADLINE_EXCEEDED, "the caller's time was over on arrival"));
+        }
+        let invocation = method.handler.start(call)?;
+        if method.computes {
+            let id = call.request.id.clone().map(Id::into_owned);
+            return Ok(on_blocking_pool(invocation, id, self.config.message_bytes_max));
+        }
+        Ok(invocation)
+    }
+
+    #[cold]
+    pub(crate) fn draining(&self) -> RpcError {
+        RpcError::new(code::DRAINING, "the server is about to stop")
+    }
+
+    /// Answers the protocol's own methods that need nothing of the connection.
+    pub(crate) fn reserved(&self, request: &Request<'_>) -> Result<serde_json::Value, RpcError> {
+        match &*request.method {
+            protocol::PING => Ok(serde_json::Value::Null),
+            protocol::DISCOVER => Ok(discover::document(&self.title, &self.router.sorted())),
+            other => Err(RpcError::new(code::METHOD_NOT_FOUND, format!("no method `{other}`"))),
+        }
+    }
+
+    pub(crate) fn idempotent(&self) -> HashSet<&str> {
+        self.router.sorted().iter().filter(|m| m.idempotent).map(|m| m.name.as_str()).collect()
+    }
+}
+
+async fn resolve(addr: impl tokio::net::ToSocketAddrs) -> Result<SocketAddr, Error> {
+    let mut addrs = tokio::net::lookup_host(addr).await.map_err(|e| config(format!("no such address: {e}")))?;
+    addrs.next().ok_or_else(|| config("the name has no address".into()))
+}
+
+/// The address to register for a socket bound to `bound`.
+fn advertised(bound: SocketAddr, registry: &RegistryUrl) -> Result<SocketAddr, Error> {
+    if !bound.ip().is_unspecified() {
+        return Ok(bound);
+    }
+    let loopback: IpAddr =
+        if bound.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+    match registry.target {
+        Target::Local(_) | Target::Memory(_) => Ok(SocketAddr::new(loopback, bound.port())),
+        Target::ZooKeeper { .. } | Target::Static(_) => Err(config(format!(
+            "{bound} is bound to every interface, so clients need to be told one address: advertise IP:PORT"
+        ))),
+    }
+}
+
+fn config(reason: String) -> Error {
+    ErrorKind::Config(reason).into()
+}
