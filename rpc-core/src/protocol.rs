@@ -20,7 +20,7 @@ pub const MESSAGE_BYTES_CEILING: usize = 16 * 1024 * 1024 - 1;
 pub const IN_FLIGHT_MAX: usize = 1024;
 
 /// Requests in one batch; more are refused as an invalid request.
-pub const BATCH_MAX: usize = 1024;
+pub const BATCH_MAX: usize = 100;
 
 /// The time a call has when the caller says nothing.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(5);

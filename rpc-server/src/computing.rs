@@ -25,9 +25,8 @@ pub(crate) fn on_blocking_pool(mut invocation: BoxInvocation, id: Option<Id<'sta
     let (abort, registration) = AbortHandle::new_pair();
     let task = spawn_blocking(move || {
         let mut answer = Vec::new();
-        let run = poll_fn(|cx| {
-            poll_caught(&mut invocation, cx, &mut Reply { out: &mut answer, id: id.as_ref(), limit })
-        });
+        let run =
+            poll_fn(|cx| poll_caught(&mut invocation, cx, &mut Reply { out: &mut answer, id: id.as_ref(), limit }));
         // Aborted: nobody waits for the answer.
         let _ = runtime.block_on(Abortable::new(run, registration));
         answer

@@ -4,8 +4,8 @@
 //! one task looks at all of them once a second: a connection only sets a flag when bytes arrive.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
@@ -181,12 +181,7 @@ mod tests {
             let first = 27 + jitter;
             assert_eq!(
                 told,
-                [
-                    (2, signal::RELEASE),
-                    (first, signal::PING),
-                    (first + 5, signal::PING),
-                    (first + 10, signal::CLOSE)
-                ]
+                [(2, signal::RELEASE), (first, signal::PING), (first + 5, signal::PING), (first + 10, signal::CLOSE)]
             );
         }
     }

@@ -42,11 +42,7 @@ pub struct ServerConfig {
 
 impl Default for ServerConfig {
     fn default() -> Self {
-        Self {
-            message_bytes_max: MESSAGE_BYTES_MAX,
-            drain_timeout: Duration::from_secs(15),
-            connections_max: 65_536,
-        }
+        Self { message_bytes_max: MESSAGE_BYTES_MAX, drain_timeout: Duration::from_secs(15), connections_max: 65_536 }
     }
 }
 
@@ -77,11 +73,11 @@ impl ServerBuilder {
         R: serde::Serialize + Send + 'static,
         E: Into<RpcError> + Send + 'static,
     {
-        self.add(Method::new(name, function))
+        self.with(Method::new(name, function))
     }
 
     /// Adds a method. One of the same name is replaced.
-    pub fn add(mut self, method: Method) -> Self {
+    pub fn with(mut self, method: Method) -> Self {
         self.router.add(method);
         self
     }
@@ -323,8 +319,7 @@ fn advertised(bound: SocketAddr, registry: &RegistryUrl) -> Result<SocketAddr, E
     if !bound.ip().is_unspecified() {
         return Ok(bound);
     }
-    let loopback: IpAddr =
-        if bound.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+    let loopback: IpAddr = if bound.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
     match registry.target {
         Target::Local(_) | Target::Memory(_) => Ok(SocketAddr::new(loopback, bound.port())),
         Target::ZooKeeper { .. } | Target::Static(_) => Err(config(format!(

@@ -90,7 +90,7 @@ impl FrameBuffer {
     /// # Errors
     /// [`NotAFrame`] if the peer speaks something else; nothing after it can be understood.
     #[inline]
-    pub fn next(&mut self) -> Result<Option<Frame<'_>>, NotAFrame> {
+    pub fn next_frame(&mut self) -> Result<Option<Frame<'_>>, NotAFrame> {
         if self.skip > 0 && !self.skip_rest() {
             return Ok(None);
         }
@@ -178,7 +178,7 @@ mod tests {
             while !rest.is_empty() {
                 let (now, later) = rest.split_at(pieces[turn % pieces.len()].min(rest.len()));
                 feed(&mut buffer, now);
-                while let Some(next) = buffer.next().unwrap() {
+                while let Some(next) = buffer.next_frame().unwrap() {
                     seen.push(match next {
                         Frame::Message(m) => (m.len(), m.to_vec()),
                         Frame::Oversized { size, head } => (size, head.to_vec()),
@@ -199,7 +199,7 @@ mod tests {
     fn a_length_alone_allocates_nothing_large() {
         let mut buffer = FrameBuffer::new(MESSAGE_BYTES_CEILING);
         feed(&mut buffer, &[0, 0xff, 0xff, 0xff]);
-        assert_eq!(buffer.next(), Ok(None));
+        assert_eq!(buffer.next_frame(), Ok(None));
         assert!(buffer.bytes.len() <= ROOMY);
         assert!(buffer.is_mid_message());
     }
@@ -208,7 +208,7 @@ mod tests {
     fn other_protocols_are_told_by_their_first_byte() {
         let mut buffer = FrameBuffer::new(100);
         feed(&mut buffer, b"GET / HTTP/1.1\r\n");
-        assert_eq!(buffer.next(), Err(NotAFrame(b'G')));
+        assert_eq!(buffer.next_frame(), Err(NotAFrame(b'G')));
     }
 
     #[test]
@@ -217,7 +217,7 @@ mod tests {
         feed(&mut buffer, &[0, 0, 0]);
         buffer.release();
         feed(&mut buffer, &[1, b'x']);
-        assert_eq!(buffer.next(), Ok(Some(Frame::Message(b"x"))));
+        assert_eq!(buffer.next_frame(), Ok(Some(Frame::Message(b"x"))));
         buffer.release();
         assert_eq!(buffer.bytes.capacity(), 0);
     }

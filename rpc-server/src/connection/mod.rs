@@ -39,7 +39,8 @@ pub(crate) struct Connection<Io> {
     greeted: bool,
     /// `rpc.goaway` was sent, or would have been to a peer that said hello.
     leaving: bool,
-    /// The peer has closed its side: answer what it asked, then close.
+    /// The peer has closed its side. One that never said hello may have closed only that side, and
+    /// still gets its answers.
     eof: bool,
     /// Number of the last ping, which makes its id.
     pings: u64,
@@ -90,19 +91,27 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
     fn poll(&mut self, cx: &mut task::Context<'_>) -> Poll<Result<(), Ended>> {
         loop {
             self.obey_signals(cx)?;
-            self.collect_answers(cx);
-            let took = self.take_requests()?;
-            let wrote = self.poll_write(cx)?;
+            let started = self.start_requests()?;
+            let collected = self.collect_answers(cx);
+            self.poll_write(cx)?;
             if self.is_finished() {
                 return Poll::Ready(Ok(()));
             }
-            // Requests may still lie in the buffer when answers or calls had reached their limit.
-            let read = if took == Took::All { self.poll_read(cx)? } else { false };
-            if !read && !(wrote && took == Took::Some) {
+            let again = match (started, collected) {
+                (Progress::All, Progress::All) => self.poll_read(cx)?,
+                // Stopped at a limit. Once below it again, go on; else the write or a handler that
+                // is waited for will wake this task.
+                _ => self.has_room(),
+            };
+            if !again {
                 self.link.link.busy.store(!self.pending.is_empty(), Ordering::Relaxed);
                 return Poll::Pending;
             }
         }
+    }
+
+    fn has_room(&self) -> bool {
+        self.out.len() < OUT_HIGH && self.pending.len() < IN_FLIGHT_MAX
     }
 
     fn obey_signals(&mut self, cx: &mut task::Context<'_>) -> Result<(), Ended> {
@@ -139,27 +148,28 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
             .expect("a small object is a valid request");
     }
 
-    fn collect_answers(&mut self, cx: &mut task::Context<'_>) {
+    fn collect_answers(&mut self, cx: &mut task::Context<'_>) -> Progress {
         if self.pending.is_empty() {
-            return;
+            return Progress::All;
         }
         while self.out.len() < OUT_HIGH {
-            let Poll::Ready(answer) = self.pending.poll_done(cx) else { return };
+            let Poll::Ready(answer) = self.pending.poll_done(cx) else { return Progress::All };
             self.out.extend_from_slice(&answer);
         }
+        Progress::Some
     }
 
     /// Starts every request that has arrived, unless a limit is reached first.
-    fn take_requests(&mut self) -> Result<Took, Ended> {
+    fn start_requests(&mut self) -> Result<Progress, Ended> {
         let mut received = None;
         loop {
-            if self.out.len() >= OUT_HIGH || self.pending.len() >= IN_FLIGHT_MAX {
-                return Ok(Took::Some);
+            if !self.has_room() {
+                return Ok(Progress::Some);
             }
             // The buffer moves out while its message is being handled: handlers' answers go to
             // `self` meanwhile.
             let mut input = std::mem::replace(&mut self.input, FrameBuffer::new(0));
-            let more = match input.next() {
+            let more = match input.next_frame() {
                 Ok(Some(Frame::Message(message))) => {
                     let now = *received.get_or_insert_with(Instant::now);
                     self.message(message, now);
@@ -174,7 +184,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
             };
             self.input = input;
             if !more {
-                return Ok(Took::All);
+                return Ok(Progress::All);
             }
         }
     }
@@ -192,7 +202,11 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
                 let n = room.filled().len();
                 if n == 0 {
                     self.eof = true;
-                    return if self.input.is_mid_message() { Err(Ended::MidMessage) } else { Ok(true) };
+                    return match (self.input.is_mid_message(), self.greeted) {
+                        (true, _) => Err(Ended::MidMessage),
+                        (false, true) => Err(Ended::ByPeer),
+                        (false, false) => Ok(true),
+                    };
                 }
                 self.input.filled(n);
                 self.link.link.active.store(true, Ordering::Relaxed);
@@ -201,14 +215,14 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
         }
     }
 
-    /// Writes what is waiting; `true` if all of something went out.
-    fn poll_write(&mut self, cx: &mut task::Context<'_>) -> Result<bool, Ended> {
+    /// Writes what is waiting, as far as the peer takes it.
+    fn poll_write(&mut self, cx: &mut task::Context<'_>) -> Result<(), Ended> {
         if self.out.is_empty() {
-            return Ok(false);
+            return Ok(());
         }
         while self.written < self.out.len() {
             match Pin::new(&mut self.io).poll_write(cx, &self.out[self.written..]) {
-                Poll::Pending => return Ok(false),
+                Poll::Pending => return Ok(()),
                 Poll::Ready(Err(error)) => return Err(error.into()),
                 Poll::Ready(Ok(0)) => return Err(std::io::Error::from(std::io::ErrorKind::WriteZero).into()),
                 Poll::Ready(Ok(n)) => self.written += n,
@@ -221,7 +235,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
         }
         match Pin::new(&mut self.io).poll_flush(cx) {
             Poll::Ready(Err(error)) => Err(error.into()),
-            Poll::Ready(Ok(())) | Poll::Pending => Ok(true),
+            Poll::Ready(Ok(())) | Poll::Pending => Ok(()),
         }
     }
 
@@ -233,9 +247,9 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
     }
 }
 
-/// How many of the requests that have arrived were started.
+/// Whether all that could be done was, or a limit stopped it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Took {
+enum Progress {
     All,
     Some,
 }

@@ -1,6 +1,6 @@
 //! What the messages of a connection ask for.
 
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 
 use rpc_core::RpcError;
 use rpc_core::protocol::{self, PROTOCOL_VERSION, code, feature};
@@ -62,7 +62,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
         // Polled in place once, without a waker: a handler that is not ready is polled again, with
         // one, as soon as it is in the set.
         let mut cx = Context::from_waker(Waker::noop());
-        if let Poll::Pending = poll_caught(&mut invocation, &mut cx, &mut reply) {
+        if poll_caught(&mut invocation, &mut cx, &mut reply).is_pending() {
             let id = request.id.clone().map(Id::into_owned);
             self.pending.push(id, call.deadline(), invocation, limit);
         }
@@ -97,8 +97,9 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
         let ours = &self.shared.incarnation;
         if hello.version != PROTOCOL_VERSION {
             let message = format!("this server speaks version {PROTOCOL_VERSION}, not {}", hello.version);
-            return Err(RpcError::new(code::INCOMPATIBLE_VERSION, message)
-                .with_data(&json!({ "version": PROTOCOL_VERSION })));
+            return Err(
+                RpcError::new(code::INCOMPATIBLE_VERSION, message).with_data(&json!({ "version": PROTOCOL_VERSION }))
+            );
         }
         if hello.incarnation.as_ref().is_some_and(|wanted| wanted != ours) {
             return Err(RpcError::new(code::WRONG_INCARNATION, "another instance answers at this address")
