@@ -3,5 +3,10 @@
 pub mod balance;
 pub mod breaker;
 pub mod node_load;
+pub mod recent_latencies;
 pub mod removal_doubt;
+pub mod report;
 pub mod retry_budget;
+#[cfg(test)]
+mod slow_registry;
+pub mod write_back;
