@@ -2,3 +2,4 @@
 #![allow(clippy::unwrap_used, reason = "nothing but tests is in here")]
 
 mod tidy;
+mod zookeeper;

@@ -3,3 +3,4 @@
 pub mod binaries;
 pub mod process;
 pub mod shell_blocks;
+pub mod zk;

@@ -14,6 +14,8 @@ mod open;
 mod registration;
 mod tasks;
 mod url;
+#[cfg(feature = "zookeeper")]
+mod zookeeper;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

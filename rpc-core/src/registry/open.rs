@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use super::fixed::FixedRegistry;
 use super::memory::MemoryRegistry;
+#[cfg(feature = "zookeeper")]
+use super::zookeeper::ZooKeeperRegistry;
 use super::{Registry, RegistryUrl, Target};
 use crate::{Error, ErrorKind};
 
@@ -24,7 +26,11 @@ pub fn open(url: &RegistryUrl) -> Result<Arc<dyn Registry>, Error> {
             url.only_options(&[])?;
             Ok(Arc::new(MemoryRegistry::new(url, name)))
         }
-        Target::Local(_) | Target::ZooKeeper { .. } => Err(missing(url)),
+        #[cfg(feature = "zookeeper")]
+        Target::ZooKeeper { .. } => Ok(Arc::new(ZooKeeperRegistry::open(url)?)),
+        #[cfg(not(feature = "zookeeper"))]
+        Target::ZooKeeper { .. } => Err(missing(url)),
+        Target::Local(_) => Err(missing(url)),
     }
 }
 

@@ -1,0 +1,366 @@
+//! `zk://host:port,host:port/namespace`: a ZooKeeper ensemble.
+//!
+//! Nodes are ephemeral znodes named `ip:port` directly under the namespace; what the clients need
+//! to agree lies beside it, under `<namespace>.cluster`.
+//!
+//! The crate `zookeeper_client`, which only this folder names, leaves to us: new sessions after
+//! expiry, deadlines, limits on what is sent, and the conclusion to draw from an unknown outcome.
+//! Its persistent watches are silently lost at a reconnect, and a one-shot watch on the same path
+//! kills them; so only one-shot watches are used here.
+//!
+//! - `session`: one task owns the session and rebuilds it.
+//! - `registration`: one task per registered node keeps it there.
+//! - `members`: one task keeps the list, with `table` as its state.
+//! - `coordination`: one task per job takes part in the election.
+
+mod coordination;
+mod failure;
+mod members;
+mod registration;
+mod session;
+mod table;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use zookeeper_client::{Acls, CreateMode, CreateOptions};
+
+use self::coordination::Elections;
+use self::failure::Failure;
+use self::members::{Follower, ReadRequest};
+use self::session::{Keeper, Link, Session};
+use self::table::Stamps;
+use super::{
+    Capabilities, Coordination, Health, Member, Members, Registration, Registry, RegistryUrl, Target, UpdateError,
+    Version,
+};
+use crate::{BoxFuture, Error, ErrorKind, NodeRecord};
+
+/// How long a session outlives its client. The servers allow 2 to 20 of their ticks, 4 s to 40 s
+/// by default; below twice the time of an election with a hung leader, every one of these would
+/// expire all sessions.
+const SESSION_DEFAULT: Duration = Duration::from_secs(10);
+
+/// Silence after which the next server is tried. Measured with a hung leader: writes work again
+/// after 3.1 s, against 4-8 s with the crate's own choice (two fifths of the session timeout).
+const CONNECT_DEFAULT: Duration = Duration::from_secs(1);
+
+/// Limit for one operation. They take about a millisecond; an election takes half a second.
+const OPERATION_DEFAULT: Duration = Duration::from_secs(2);
+
+/// Longest payload written. The servers cut the connection at 1 MiB without saying why.
+const PAYLOAD_BYTES_MAX: usize = 64 * 1024;
+
+/// Reads that may wait for the task that keeps the list.
+const READS_QUEUED_MAX: usize = 64;
+
+/// Directories are never ephemeral, and open to all: access rights are the ensemble's matter.
+const DIRECTORY: CreateOptions<'static> = CreateMode::Persistent.with_acls(Acls::anyone_all());
+
+/// A ZooKeeper ensemble as a registry.
+pub(super) struct ZooKeeperRegistry {
+    url: RegistryUrl,
+    shared: Arc<Shared>,
+    members: watch::Receiver<Arc<Members>>,
+    health: watch::Receiver<Health>,
+    reads: mpsc::Sender<ReadRequest>,
+    elections: Arc<Elections>,
+}
+
+/// What the URL says.
+#[derive(Debug)]
+struct Options {
+    /// The connect string: `host:port,host:port`.
+    servers: String,
+    hosts: usize,
+    namespace: String,
+    session: Duration,
+    connect: Duration,
+    op: Duration,
+    loopback: bool,
+}
+
+/// What the tasks share.
+#[derive(Debug)]
+struct Shared {
+    options: Arc<Options>,
+    link: watch::Receiver<Link>,
+    stamps: Stamps,
+    /// All tasks but the session's.
+    tasks: TaskTracker,
+    closing: CancellationToken,
+    close_by: OnceLock<Instant>,
+    ended: CancellationToken,
+}
+
+impl ZooKeeperRegistry {
+    /// Begins to connect and returns at once; [`Registry::health`] tells how far it is.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] for another kind of URL, or options that are unknown or malformed.
+    ///
+    /// # Panics
+    /// Outside a tokio runtime.
+    pub(super) fn open(url: &RegistryUrl) -> Result<Self, Error> {
+        let options = Arc::new(Options::read(url)?);
+        let (link_tx, link) = watch::channel(Link::Down { trouble: None });
+        let shared = Arc::new(Shared {
+            options: options.clone(),
+            link,
+            stamps: Stamps::default(),
+            tasks: TaskTracker::new(),
+            closing: CancellationToken::new(),
+            close_by: OnceLock::new(),
+            ended: CancellationToken::new(),
+        });
+        let (reads, read_rx) = mpsc::channel(READS_QUEUED_MAX);
+        let (follower, members, health) = Follower::new(shared.clone(), read_rx);
+        shared.tasks.spawn(follower.run());
+        tokio::spawn(Keeper::new(options, shared.clone(), link_tx).run());
+        let elections = Arc::new(Elections::new(shared.clone()));
+        Ok(Self { url: url.clone(), shared, members, health, reads, elections })
+    }
+}
+
+impl Registry for ZooKeeperRegistry {
+    fn url(&self) -> &RegistryUrl {
+        &self.url
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { register: true, write_back: true, coordination: true }
+    }
+
+    fn register(&self, addr: SocketAddr, record: NodeRecord) -> Registration {
+        if self.shared.closing.is_cancelled() {
+            return Registration::refused("the registry is closed".into());
+        }
+        match self.shared.options.refusal(addr, &record) {
+            Some(reason) => Registration::refused(reason),
+            None => registration::spawn(&self.shared, addr, record),
+        }
+    }
+
+    fn members(&self) -> watch::Receiver<Arc<Members>> {
+        self.members.clone()
+    }
+
+    fn health(&self) -> watch::Receiver<Health> {
+        self.health.clone()
+    }
+
+    fn read(&self, addr: SocketAddr) -> BoxFuture<'_, Result<Option<Member>, UpdateError>> {
+        Box::pin(async move {
+            let (answer, answered) = oneshot::channel();
+            let asked = async {
+                self.reads.send(ReadRequest { addr, answer }).await.ok()?;
+                answered.await.ok()
+            };
+            match timeout(self.shared.options.op, asked).await {
+                Ok(Some(outcome)) => outcome,
+                Ok(None) => Err(UpdateError::Unknown("the registry is closed".into())),
+                Err(_) => Err(UpdateError::Unknown("it could not be read in time".into())),
+            }
+        })
+    }
+
+    fn update(&self, addr: SocketAddr, version: Version, record: NodeRecord) -> BoxFuture<'_, Result<(), UpdateError>> {
+        Box::pin(async move {
+            let session = self.shared.session()?;
+            let path = self.shared.options.node(addr);
+            let set = |data: Vec<u8>, version| {
+                let session = &session;
+                let path = &path;
+                async move { session.bounded(session.client.set_data(path, &data, Some(version))).await }
+            };
+            self.shared.update(addr, version, &record, set).await
+        })
+    }
+
+    fn coordination(&self) -> Option<Arc<dyn Coordination>> {
+        Some(self.elections.clone())
+    }
+
+    fn close(&self, timeout: Duration) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            self.shared.close(Instant::now() + timeout);
+            let _ = tokio::time::timeout(timeout, self.shared.ended.cancelled()).await;
+        })
+    }
+}
+
+impl Drop for ZooKeeperRegistry {
+    fn drop(&mut self) {
+        self.shared.close(Instant::now() + self.shared.options.op);
+    }
+}
+
+impl Shared {
+    fn close(&self, by: Instant) {
+        let _ = self.close_by.set(by);
+        self.tasks.close();
+        self.closing.cancel();
+    }
+
+    fn close_by(&self) -> Instant {
+        *self.close_by.get_or_init(|| Instant::now() + self.options.op)
+    }
+
+    /// The session, if it is connected now.
+    fn session(&self) -> Result<Session, UpdateError> {
+        match &*self.link.borrow() {
+            Link::Up(session) => Ok(session.clone()),
+            other => Err(UpdateError::Unknown(other.trouble().unwrap_or_else(|| "not connected yet".into()))),
+        }
+    }
+
+    /// Replaces a record with `set`, a compare-and-set on the znode's version.
+    ///
+    /// ZooKeeper counts versions from 0 again when a znode is created anew, so the version alone
+    /// would let an old writer overwrite a new incarnation. The stamp tells them apart: first the
+    /// one last seen, then the one of the write itself.
+    async fn update<F>(
+        &self,
+        addr: SocketAddr,
+        version: Version,
+        record: &NodeRecord,
+        set: impl FnOnce(Vec<u8>, i32) -> F,
+    ) -> Result<(), UpdateError>
+    where
+        F: Future<Output = Result<zookeeper_client::Stat, Failure>>,
+    {
+        let data = record.to_json();
+        if let Some(reason) = too_long(data.len()) {
+            return Err(UpdateError::Refused(reason));
+        }
+        let stamp = self.stamps.of(addr).filter(|stamp| stamp.names(version)).ok_or(UpdateError::Changed)?;
+        let stat = set(data, stamp.version).await?;
+        if stat.czxid != stamp.czxid {
+            // It was created anew within the last milliseconds. Its owner sees the foreign record
+            // and puts its own back.
+            return Err(UpdateError::Changed);
+        }
+        Ok(())
+    }
+}
+
+impl Options {
+    fn read(url: &RegistryUrl) -> Result<Self, Error> {
+        let Target::ZooKeeper { hosts, namespace } = &url.target else {
+            return Err(ErrorKind::Config(format!("`{url}` is no zk:// URL")).into());
+        };
+        url.only_options(&["session", "connect", "op", "allow_loopback"])?;
+        let bad = |what: String| Error::from(ErrorKind::Config(format!("registry URL `{url}`: {what}")));
+        let duration = |key: &str, default| match url.duration_option(key, default)? {
+            Duration::ZERO => Err(bad(format!("option `{key}` must be longer than 0"))),
+            duration => Ok(duration),
+        };
+        let allowed = match url.options.get("allow_loopback").map(String::as_str) {
+            None | Some("false") => false,
+            Some("true") => true,
+            Some(other) => return Err(bad(format!("option `allow_loopback`: `{other}` is neither true nor false"))),
+        };
+        Ok(Self {
+            servers: hosts.join(","),
+            hosts: hosts.len(),
+            namespace: namespace.clone(),
+            session: duration("session", SESSION_DEFAULT)?,
+            connect: duration("connect", CONNECT_DEFAULT)?,
+            op: duration("op", OPERATION_DEFAULT)?,
+            loopback: allowed || hosts.iter().all(|host| is_loopback(host)),
+        })
+    }
+
+    /// How long one attempt to connect may take: every server once, and some patience. The crate
+    /// would go on for a whole session timeout, with ever longer pauses.
+    fn attempt(&self) -> Duration {
+        let rounds = u32::try_from(self.hosts + 1).unwrap_or(u32::MAX);
+        self.connect.saturating_mul(rounds).max(self.connect + Duration::from_secs(1))
+    }
+
+    fn node(&self, addr: SocketAddr) -> String {
+        format!("{}/{addr}", self.namespace)
+    }
+
+    fn job(&self, job: &str) -> String {
+        format!("{}.cluster/jobs/{job}", self.namespace)
+    }
+
+    /// Why a node can never be registered under this address, if so.
+    fn refusal(&self, addr: SocketAddr, record: &NodeRecord) -> Option<String> {
+        if addr.ip().is_unspecified() || addr.port() == 0 {
+            return Some(format!("nobody can connect to {addr}: announce the address and port that clients reach"));
+        }
+        if addr.ip().is_loopback() && !self.loopback {
+            return Some(format!(
+                "{addr} is reached from this machine only, but the ZooKeeper at {} serves other machines too: \
+                 announce an address that they reach, or add `allow_loopback=true` to the URL",
+                self.servers
+            ));
+        }
+        too_long(record.to_json().len())
+    }
+}
+
+fn too_long(length: usize) -> Option<String> {
+    (length > PAYLOAD_BYTES_MAX)
+        .then(|| format!("the record has {length} bytes, the limit is {PAYLOAD_BYTES_MAX}: shorten `meta`"))
+}
+
+fn is_loopback(server: &str) -> bool {
+    let host = server.rsplit_once(':').map_or(server, |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(url: &str) -> Result<Options, Error> {
+        Options::read(&url.parse().unwrap())
+    }
+
+    #[test]
+    fn addresses_that_nobody_can_reach_are_refused_with_the_way_out() {
+        let refusal = |url: &str, addr: &str| options(url).unwrap().refusal(addr.parse().unwrap(), &NodeRecord::new());
+        for addr in ["0.0.0.0:1", "[::]:1", "127.0.0.1:0"] {
+            assert!(refusal("zk://localhost", addr).unwrap().contains("nobody can connect"), "{addr}");
+        }
+        for addr in ["127.0.0.1:1", "[::1]:1"] {
+            assert!(refusal("zk://10.0.0.1", addr).unwrap().contains("`allow_loopback=true`"), "{addr}");
+            assert!(refusal("zk://localhost,10.0.0.1", addr).is_some(), "{addr}");
+            for url in ["zk://localhost,127.0.0.1:1", "zk://[::1]:2181", "zk://10.0.0.1?allow_loopback=true"] {
+                assert_eq!(refusal(url, addr), None, "{url} {addr}");
+            }
+        }
+        assert_eq!(refusal("zk://10.0.0.1", "10.0.0.2:1"), None);
+    }
+
+    #[test]
+    fn options_that_cannot_work_are_refused() {
+        for (url, reason) in [
+            ("zk://h?session=0s", "longer than 0"),
+            ("zk://h?op=fast", "no duration"),
+            ("zk://h?allow_loopback=yes", "neither true nor false"),
+            ("zk://h?retries=3", "unknown option `retries`"),
+            ("mem:x", "no zk:// URL"),
+        ] {
+            let error = options(url).unwrap_err().to_string();
+            assert!(error.contains(reason), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_long_record_is_refused_before_the_servers_cut_the_connection() {
+        let mut record = NodeRecord::new();
+        record.meta.insert("x".into(), "y".repeat(PAYLOAD_BYTES_MAX).into());
+        let refusal = options("zk://localhost").unwrap().refusal("127.0.0.1:1".parse().unwrap(), &record);
+        assert!(refusal.unwrap().contains("the limit is 65536"));
+    }
+}
