@@ -122,7 +122,6 @@ impl LoadMeter {
     }
 
     /// A request ended.
-    #[expect(clippy::needless_pass_by_value, reason = "a request ends once")]
     pub fn finish(&mut self, begun: Begun, now: Instant, finish: Finish) {
         self.integrate(now);
         self.in_flight = self.in_flight.saturating_sub(1);

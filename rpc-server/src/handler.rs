@@ -7,7 +7,6 @@ use std::task::{self, Poll};
 
 use pin_project_lite::pin_project;
 use rpc_core::RpcError;
-use rpc_core::wire::{Incoming, parse_any};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
@@ -185,14 +184,4 @@ fn params_again<P: DeserializeOwned>(text: &[u8]) -> Result<P, RpcError> {
         path => format!("params: `{path}`: {reason}"),
     };
     Err(RpcError::invalid_params(message).with_data(&serde_json::json!({ "path": path })))
-}
-
-/// The error for a call whose params could not be read. In the usual spelling the message was not
-/// checked as a whole, so it may turn out to be no JSON at all.
-#[cold]
-pub(crate) fn params_error(message: &[u8], error: RpcError) -> RpcError {
-    match parse_any(message) {
-        Incoming::Invalid(invalid) => invalid.error,
-        Incoming::Request(_) | Incoming::Response(_) | Incoming::Batch(_) => error,
-    }
 }

@@ -1,5 +1,6 @@
 //! The integration tests: one binary, one module for each subject.
 #![allow(clippy::unwrap_used, reason = "nothing but tests is in here")]
 
+mod protocol;
 mod tidy;
 mod zookeeper;

@@ -2,5 +2,6 @@
 
 pub mod binaries;
 pub mod process;
+pub mod raw;
 pub mod shell_blocks;
 pub mod zk;

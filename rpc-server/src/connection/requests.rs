@@ -4,7 +4,7 @@ use std::task::{Context, Waker};
 
 use rpc_core::RpcError;
 use rpc_core::protocol::{self, PROTOCOL_VERSION, code, feature};
-use rpc_core::wire::{Id, Incoming, Request, parse, peek_id, put_error, put_request};
+use rpc_core::wire::{Id, Incoming, Request, parse, parse_any, peek_id, put_error, put_request};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -12,7 +12,6 @@ use tokio::time::Instant;
 
 use super::{Connection, batch};
 use crate::context::Call;
-use crate::handler::params_error;
 use crate::pending::poll_caught;
 use crate::reply::Reply;
 
@@ -36,7 +35,12 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
     pub(super) fn message(&mut self, message: &[u8], now: Instant) {
         match parse(message) {
             Incoming::Request(request) if request.method.starts_with(protocol::RESERVED_PREFIX) => {
-                self.reserved(&request);
+                match request.params.map(|_| parse_any(message)) {
+                    // In the usual spelling the end of the params was not looked for.
+                    Some(Incoming::Request(exact)) => self.reserved(&exact),
+                    Some(Incoming::Invalid(invalid)) => self.answer_error(&invalid.id, &invalid.error),
+                    _ => self.reserved(&request),
+                }
             }
             Incoming::Request(request) => self.request(message, &request, now),
             // The answer to a ping: that it came is all it says.
@@ -56,7 +60,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
         let mut reply = Reply { out: &mut self.out, id: request.id.as_ref(), limit };
         let mut invocation = match started {
             Ok(invocation) => invocation,
-            Err(error) if error.code == code::INVALID_PARAMS => return reply.error(&params_error(message, error)),
+            Err(error) if error.code == code::INVALID_PARAMS => return self.misread(message, request, &error, now),
             Err(error) => return reply.error(&error),
         };
         // Polled in place once, without a waker: a handler that is not ready is polled again, with
@@ -65,6 +69,20 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
         if poll_caught(&mut invocation, &mut cx, &mut reply).is_pending() {
             let id = request.id.clone().map(Id::into_owned);
             self.pending.push(id, call.deadline(), invocation, limit);
+        }
+    }
+
+    /// The params do not fit. In the usual spelling the message was not checked as a whole: members
+    /// may follow the params, or it may be no JSON at all.
+    #[cold]
+    fn misread(&mut self, message: &[u8], request: &Request<'_>, error: &RpcError, now: Instant) {
+        match parse_any(message) {
+            // Once only: read so, the params end where they end.
+            Incoming::Request(again) if again.params != request.params => self.request(message, &again, now),
+            Incoming::Invalid(invalid) => self.answer_error(&invalid.id, &invalid.error),
+            Incoming::Request(_) | Incoming::Response(_) | Incoming::Batch(_) => {
+                self.answer(request, Err(error.clone()))
+            }
         }
     }
 
