@@ -1,15 +1,43 @@
-//! The client (being written).
+//! Calls the node that will answer soonest.
+//!
+//! ```no_run
+//! use rpc_client::Client;
+//!
+//! # async fn run() -> Result<(), rpc_client::Error> {
+//! let client = Client::connect("local:").await?;
+//! let sum: i64 = client.call("add", &(1, 2)).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! - [`Client`] follows the registry, keeps one connection per node and sends each call to the
+//!   node that [`balance`] chooses.
+//! - [`CallOptions`] say how long a call may take, whether it may be repeated, and its key.
+//! - [`balance::Policy`] is the trait for balancing policies of your own.
 
 pub mod balance;
 pub mod breaker;
-pub mod expire;
+mod call;
+mod channel;
+mod client;
+mod expire;
+mod node;
 pub mod node_load;
-pub mod recent_latencies;
-pub mod removal_doubt;
-pub mod report;
-pub mod retry_budget;
-pub mod schedule;
+mod options;
+mod pool;
+mod recent_latencies;
+mod removal_doubt;
+mod report;
+mod retry_budget;
+mod schedule;
 mod slots;
 #[cfg(test)]
 mod slow_registry;
-pub mod write_back;
+mod snapshot;
+mod write_back;
+
+pub use call::Reply;
+pub use client::{Client, ClientBuilder};
+pub use options::{CallOptions, ClientConfig};
+pub use rpc_core::{Attempt, Error, ErrorKind, RegistryState, RpcError};
+pub use snapshot::{ConnectionState, NodeStatus};

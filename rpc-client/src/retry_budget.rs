@@ -1,7 +1,9 @@
 //! How many repeated attempts a client may make.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Each call earns a tenth of a repeat: in a total outage, retries add at most 10 % load.
@@ -67,6 +69,32 @@ impl RetryBudget {
 
     fn earn(&mut self, permille: u64) {
         self.permille = self.permille.saturating_add(permille).min(BURST * REPEAT);
+    }
+}
+
+/// A [`RetryBudget`] for many callers. Counting a call takes no lock.
+#[derive(Debug)]
+pub struct SharedBudget {
+    calls: AtomicU64,
+    budget: Mutex<RetryBudget>,
+}
+
+impl SharedBudget {
+    /// A full budget.
+    pub fn new(now: Instant) -> Self {
+        Self { calls: AtomicU64::new(0), budget: Mutex::new(RetryBudget::new(now)) }
+    }
+
+    /// Counts a call.
+    pub fn call(&self) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Takes one repeat out of the budget; `false` if there is none.
+    pub fn try_spend(&self, now: Instant) -> bool {
+        let mut budget = self.budget.lock();
+        budget.calls(self.calls.swap(0, Ordering::Relaxed));
+        budget.try_spend(now)
     }
 }
 

@@ -1,0 +1,400 @@
+//! One call: choosing, sending, and what to do when that fails.
+
+use std::borrow::Cow;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rpc_core::backoff::full_jitter;
+use rpc_core::protocol::{self, code};
+use rpc_core::wire::{EncodeError, RequestMeta};
+use rpc_core::{Attempt, Deadline, Error, ErrorKind, RpcError};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
+use tokio::time::Instant;
+
+use crate::CallOptions;
+use crate::balance::{Event, NodeId};
+use crate::channel::{Answer, Channel, Exchange, ExchangeError, Failure};
+use crate::client::Inner;
+use crate::node::Outcome;
+use crate::pool::Choice;
+use crate::snapshot::{Snapshot, Usable};
+
+/// Repetitions of a call that may have been started already, if that does no harm.
+const REPEATS_MAX: usize = 2;
+
+/// First pause after every usable node was tried without the call being started anywhere; it
+/// doubles, with full jitter.
+const ROUND_FIRST: Duration = Duration::from_millis(5);
+
+/// Longest such pause.
+const ROUND_MAX: Duration = Duration::from_millis(200);
+
+/// A result, who gave it, and what it took.
+#[derive(Clone, Debug)]
+pub struct Reply {
+    /// The result as JSON text.
+    pub result: Box<RawValue>,
+    /// The node that answered.
+    pub node: SocketAddr,
+    /// From the call to the result, all attempts together.
+    pub elapsed: Duration,
+    /// All attempts, the successful one last.
+    pub attempts: Vec<Attempt>,
+}
+
+/// A call that succeeded, not yet decoded.
+pub(crate) struct Success {
+    answer: Answer,
+    channel: Arc<Channel>,
+    node: SocketAddr,
+    started: Instant,
+    sent: Instant,
+    attempts: Vec<Attempt>,
+}
+
+/// What a call has tried so far.
+#[derive(Default)]
+struct Progress {
+    /// Nodes not to be chosen in this round.
+    tried: Vec<NodeId>,
+    /// Those among them that may have started the call: never chosen again.
+    burnt: Vec<NodeId>,
+    attempts: Vec<Attempt>,
+    repeats: usize,
+    rounds: u32,
+    /// A connection of this round that had no room.
+    crowded: Option<Arc<Channel>>,
+    /// What the last attempt failed with.
+    last: Option<ErrorKind>,
+}
+
+/// How an attempt ended.
+enum Ended {
+    Answered { answer: Answer, channel: Arc<Channel>, sent: Instant },
+    /// The call was not started there.
+    NotStarted(ErrorKind),
+    /// It may have been started there; whether it may be sent again all the same.
+    Started(ErrorKind, bool),
+    /// There was no room to send it.
+    Crowded(Arc<Channel>),
+    /// Another attempt cannot help, or there is no time for one.
+    Final(ErrorKind),
+}
+
+/// The parts of a call that stay the same for all its attempts.
+struct Request<'a, P: ?Sized> {
+    method: &'a str,
+    params: &'a P,
+    options: &'a CallOptions,
+    timeout: Duration,
+    deadline: Deadline,
+}
+
+impl Inner {
+    pub(crate) async fn call<P: Serialize + ?Sized>(
+        &self,
+        method: &str,
+        params: &P,
+        options: &CallOptions,
+    ) -> Result<Success, Error> {
+        let started = Instant::now();
+        let timeout = options.timeout.unwrap_or(self.config.call_timeout);
+        let deadline = Deadline::after(started, timeout);
+        let request = Request { method, params, options, timeout, deadline };
+        let key = options.key.as_deref().map(hash);
+        self.budget.call();
+        let mut progress = Progress::default();
+        let mut now = started;
+        loop {
+            let Some(choice) = self.pool.choose(now, key, &progress.tried) else {
+                self.wait_for_choice(&mut progress, &request).await?;
+                now = Instant::now();
+                continue;
+            };
+            match self.attempt(&choice, &request, &progress, now).await {
+                Ended::Answered { answer, channel, sent } => {
+                    let node = choice.usable.node.addr;
+                    return Ok(Success { answer, channel, node, started, sent, attempts: progress.attempts });
+                }
+                ended => self.after_failure(&mut progress, &choice.usable, ended, now)?,
+            }
+            now = Instant::now();
+        }
+    }
+
+    /// Sends the call to one node and waits for what comes of it.
+    #[inline]
+    async fn attempt<P: Serialize + ?Sized>(
+        &self,
+        choice: &Choice,
+        request: &Request<'_, P>,
+        progress: &Progress,
+        now: Instant,
+    ) -> Ended {
+        let Choice { usable, bound, alone } = choice;
+        let node = &*usable.node;
+        if request.deadline.is_over(now) {
+            return Ended::Final(ErrorKind::DeadlineExceeded { timeout: request.timeout });
+        }
+        // A node that is being tried out takes one call at a time, unless there is no other.
+        let in_flight = match node.begin(now) {
+            Some(in_flight) => in_flight,
+            None if *alone => node.begin_anyway(),
+            None => return Ended::NotStarted(ErrorKind::NoNode),
+        };
+        self.pool.observe(&Event::Sent { node: node.id, now });
+        let channel = usable.channel();
+        let may_repeat = self.may_repeat(request, channel, progress);
+        let exchange = Exchange {
+            channel,
+            method: request.method,
+            meta: RequestMeta {
+                timeout_ms: Some(request.deadline.remaining_ms(now)),
+                attempt: progress.attempts.len() as u32,
+                bound_us: bound.map(|us| us.clamp(0.0, 1e15) as u64),
+                key: request.options.key.as_deref().map(Cow::Borrowed),
+                traceparent: None,
+            },
+            params: request.params,
+            now,
+            deadline: request.deadline.instant(),
+            movable: may_repeat && !alone,
+            id: None,
+        };
+        match exchange.await {
+            Ok(answer) if answer.ok => {
+                let latency = answer.received.saturating_duration_since(now);
+                if in_flight.end(answer.received, Outcome::Answered(latency)) {
+                    self.pool.poke();
+                }
+                self.pool.observe(&reply_event(node.id, answer.received, latency, true));
+                Ended::Answered { answer, channel: channel.clone(), sent: now }
+            }
+            other => {
+                let at = Instant::now();
+                let (outcome, ended) = self.judge(node.addr, channel, request, other, may_repeat, at.saturating_duration_since(now));
+                let failed = matches!(outcome, Outcome::Failed(_));
+                if in_flight.end(at, outcome) {
+                    self.pool.poke();
+                }
+                self.pool.observe(&reply_event(node.id, at, at.saturating_duration_since(now), !failed));
+                ended
+            }
+        }
+    }
+
+    fn may_repeat<P: ?Sized>(&self, request: &Request<'_, P>, channel: &Channel, progress: &Progress) -> bool {
+        progress.repeats < REPEATS_MAX
+            && (request.options.idempotent || channel.peer.idempotent.iter().any(|m| m == request.method))
+    }
+
+    /// What an attempt without a result says about its node, and what follows for the call.
+    #[cold]
+    fn judge<P: ?Sized>(
+        &self,
+        node: SocketAddr,
+        channel: &Arc<Channel>,
+        request: &Request<'_, P>,
+        outcome: Result<Answer, ExchangeError>,
+        may_repeat: bool,
+        elapsed: Duration,
+    ) -> (Outcome, Ended) {
+        let lost = |sent, reason: &str| ErrorKind::Transport { node, sent, reason: reason.to_owned() };
+        match outcome {
+            Ok(answer) => {
+                let error = serde_json::from_slice::<RpcError>(&answer.body)
+                    .unwrap_or_else(|e| RpcError::internal(format!("the node sent a malformed error: {e}")));
+                channel.recycle(answer.body);
+                remote(node, error, elapsed)
+            }
+            Err(ExchangeError::Encode(EncodeError::TooLarge { size, limit })) => {
+                (Outcome::ApplicationError, Ended::Final(ErrorKind::TooLarge { size, limit }))
+            }
+            Err(ExchangeError::Encode(error)) => {
+                (Outcome::ApplicationError, Ended::Final(ErrorKind::BadRequest(error.to_string())))
+            }
+            Err(ExchangeError::Crowded) => (Outcome::ApplicationError, Ended::Crowded(channel.clone())),
+            Err(ExchangeError::Failed(Failure::Deadline)) => {
+                let error = ErrorKind::DeadlineExceeded { timeout: request.timeout };
+                (Outcome::Failed(elapsed), Ended::Final(error))
+            }
+            Err(ExchangeError::Failed(Failure::Silent)) => {
+                (Outcome::Failed(elapsed), Ended::Started(lost(true, "the node has fallen silent"), may_repeat))
+            }
+            Err(ExchangeError::Failed(Failure::Closed { sent: true })) => {
+                (Outcome::Failed(elapsed), Ended::Started(lost(true, "the connection closed before the answer"), may_repeat))
+            }
+            Err(ExchangeError::Failed(Failure::Closed { sent: false })) => {
+                let error = lost(false, "the connection closed before the request had left");
+                (Outcome::ApplicationError, Ended::NotStarted(error))
+            }
+        }
+    }
+
+    /// Decides whether the call goes on.
+    #[cold]
+    fn after_failure(
+        &self,
+        progress: &mut Progress,
+        usable: &Usable,
+        ended: Ended,
+        sent: Instant,
+    ) -> Result<(), Error> {
+        let now = Instant::now();
+        let node = usable.node.id;
+        progress.tried.push(node);
+        let (kind, goes_on) = match ended {
+            Ended::Crowded(channel) => {
+                progress.crowded = Some(channel);
+                return Ok(());
+            }
+            Ended::NotStarted(ErrorKind::NoNode) => return Ok(()),
+            Ended::NotStarted(kind) => (kind, true),
+            Ended::Started(kind, may_repeat) => {
+                progress.burnt.push(node);
+                let repeat = may_repeat && self.budget.try_spend(now);
+                progress.repeats += usize::from(repeat);
+                (kind, repeat)
+            }
+            Ended::Final(kind) => (kind, false),
+            Ended::Answered { .. } => return Ok(()),
+        };
+        let elapsed = now.saturating_duration_since(sent);
+        progress.attempts.push(attempt(usable.node.addr, elapsed, &kind.to_string()));
+        if goes_on {
+            progress.last = Some(kind);
+            return Ok(());
+        }
+        Err(self.error(kind, std::mem::take(&mut progress.attempts)))
+    }
+
+    /// Waits until there may be a node to choose: for the first list, a first connection, room on
+    /// a full one, or a pause before those that refused are asked again.
+    #[cold]
+    async fn wait_for_choice<P: ?Sized>(
+        &self,
+        progress: &mut Progress,
+        request: &Request<'_, P>,
+    ) -> Result<(), Error> {
+        let mut published = self.pool.published();
+        let snapshot = self.pool.snapshot();
+        let left = |snapshot: &Snapshot| {
+            snapshot.usable.iter().any(|u| !progress.tried.contains(&u.node.id))
+        };
+        if left(&snapshot) {
+            return Ok(());
+        }
+        let retryable = snapshot.usable.iter().any(|u| !progress.burnt.contains(&u.node.id));
+        let worth_waiting = !snapshot.known || snapshot.hopeful || retryable || self.config.wait_for_node;
+        if !worth_waiting {
+            return Err(self.no_choice(progress, &snapshot));
+        }
+        let pause = if retryable {
+            full_jitter(progress.rounds, ROUND_FIRST, ROUND_MAX, self.pool.random())
+        } else {
+            request.timeout
+        };
+        let crowded = progress.crowded.take();
+        let room = async {
+            match &crowded {
+                Some(channel) => channel.room().await,
+                None => std::future::pending().await,
+            }
+        };
+        let wait = async {
+            tokio::select! {
+                _ = published.changed() => {}
+                () = room => {}
+                () = tokio::time::sleep(pause), if crowded.is_none() => {}
+            }
+        };
+        if tokio::time::timeout_at(request.deadline.instant(), wait).await.is_err() {
+            let snapshot = self.pool.snapshot();
+            return Err(if snapshot.known {
+                self.no_choice(progress, &snapshot)
+            } else {
+                let waited = request.timeout;
+                self.error(ErrorKind::RegistryUnreachable { waited }, std::mem::take(&mut progress.attempts))
+            });
+        }
+        progress.rounds += 1;
+        progress.tried.clone_from(&progress.burnt);
+        Ok(())
+    }
+
+    /// The error when no node is left: what the last attempt failed with, if there was one, or
+    /// what keeps the listed nodes from being used.
+    fn no_choice(&self, progress: &mut Progress, snapshot: &Snapshot) -> Error {
+        let mut attempts = std::mem::take(&mut progress.attempts);
+        let Some(kind) = progress.last.take() else {
+            let troubles = snapshot.all.iter().filter_map(|l| Some((l.member.addr, l.trouble.as_ref()?)));
+            attempts.extend(troubles.map(|(node, trouble)| attempt(node, Duration::ZERO, trouble)));
+            return self.error(ErrorKind::NoNode, attempts);
+        };
+        self.error(kind, attempts)
+    }
+
+    pub(crate) async fn notify<P: Serialize + ?Sized>(&self, method: &str, params: &P) -> Result<(), Error> {
+        let timeout = self.config.call_timeout;
+        let deadline = Deadline::after(Instant::now(), timeout);
+        let options = CallOptions::default();
+        let request = Request { method, params, options: &options, timeout, deadline };
+        let mut progress = Progress::default();
+        loop {
+            let now = Instant::now();
+            let Some(choice) = self.pool.choose(now, None, &progress.tried) else {
+                self.wait_for_choice(&mut progress, &request).await?;
+                continue;
+            };
+            let channel = choice.usable.channel();
+            let Err(error) = channel.notify(method, params) else { return Ok(()) };
+            let elapsed = Duration::ZERO;
+            let (_, ended) = self.judge(choice.usable.node.addr, channel, &request, Err(error), false, elapsed);
+            self.after_failure(&mut progress, &choice.usable, ended, now)?;
+        }
+    }
+}
+
+/// What an error reply says about its node, and what follows for the call.
+fn remote(node: SocketAddr, error: RpcError, elapsed: Duration) -> (Outcome, Ended) {
+    let known = protocol::error_code(error.code);
+    let failed = matches!(error.code, code::INTERNAL_ERROR | code::DEADLINE_EXCEEDED);
+    let outcome = if failed { Outcome::Failed(elapsed) } else { Outcome::ApplicationError };
+    let elsewhere = known.is_some_and(|c| c.retry && !c.started);
+    let kind = ErrorKind::Remote { node, error };
+    (outcome, if elsewhere { Ended::NotStarted(kind) } else { Ended::Final(kind) })
+}
+
+fn reply_event(node: NodeId, now: Instant, latency: Duration, ok: bool) -> Event<'static> {
+    Event::Reply { node, now, latency, ok, report: None }
+}
+
+fn attempt(node: SocketAddr, elapsed: Duration, outcome: &str) -> Attempt {
+    let elapsed_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
+    Attempt { node, elapsed_us, outcome: outcome.to_owned() }
+}
+
+/// Equal keys hash equally in every client: the hasher has fixed keys.
+fn hash(key: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    key.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Says which part of a result does not fit the type that was asked for.
+#[cold]
+fn undecodable<R: DeserializeOwned>(body: &[u8], node: SocketAddr) -> Error {
+    let mut deserializer = serde_json::Deserializer::from_slice(body);
+    let reason = match serde_path_to_error::deserialize::<_, R>(&mut deserializer) {
+        Err(error) => match error.path().to_string().as_str() {
+            "." => error.inner().to_string(),
+            path => format!("`{path}`: {}", error.inner()),
+        },
+        Ok(_) => "more follows the value".to_owned(),
+    };
+    ErrorKind::Decode { node, reason }.into()
+}

@@ -1,0 +1,138 @@
+//! Connecting and saying hello.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rpc_core::protocol::{self, PROTOCOL_VERSION, code, feature};
+use rpc_core::wire::{Frame, FrameBuffer, Incoming, parse, put_request};
+use rpc_core::{RpcError, net};
+use serde::Deserialize;
+use serde_json::json;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::{Instant, timeout};
+
+use super::{Channel, Hello, Peer};
+
+/// The id of the hello, before any call.
+const HELLO_ID: u64 = 1;
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DialError {
+    /// Refused, unreachable, or too slow.
+    #[error("{0}")]
+    Connect(std::io::Error),
+    /// Whoever listens there is not the node that was meant.
+    #[error("{}", .0.message)]
+    Refused(RpcError),
+    /// What came back is no answer to hello.
+    #[error("no hello: {0}")]
+    Protocol(String),
+}
+
+#[derive(Debug, Deserialize)]
+struct Welcome {
+    #[serde(default)]
+    incarnation: String,
+    #[serde(default)]
+    features: Vec<String>,
+    #[serde(default)]
+    idempotent: Vec<String>,
+    #[serde(default)]
+    message_bytes_max: Option<usize>,
+}
+
+/// How to connect.
+#[derive(Clone, Debug)]
+pub(crate) struct DialOptions {
+    /// Time to connect, and again to get an answer to hello.
+    pub(crate) patience: Duration,
+    /// Any other instance at the address is refused.
+    pub(crate) incarnation: Option<String>,
+    pub(crate) message_bytes_max: usize,
+    /// 64 random bits.
+    pub(crate) random: u64,
+}
+
+/// Connects to `node` and says hello.
+pub(crate) async fn dial(node: SocketAddr, options: &DialOptions) -> Result<Channel, DialError> {
+    let patience = options.patience;
+    let (read_half, write_half) = net::dial(node, patience).await.map_err(DialError::Connect)?.into_split();
+    timeout(patience, hello(read_half, write_half, node, options)).await.map_err(|_| {
+        let waited = format!("no answer to hello within {} ms", patience.as_millis());
+        DialError::Connect(std::io::Error::new(std::io::ErrorKind::TimedOut, waited))
+    })?
+}
+
+/// Says hello on an open connection.
+pub(crate) async fn hello<R, W>(
+    mut read_half: R,
+    mut write_half: W,
+    node: SocketAddr,
+    options: &DialOptions,
+) -> Result<Channel, DialError>
+where
+    R: AsyncRead + Send + Unpin + 'static,
+    W: AsyncWrite + Send + Unpin + 'static,
+{
+    let limit = options.message_bytes_max;
+    let sent = Instant::now();
+    let mut params = json!({ "version": PROTOCOL_VERSION, "features": [feature::PING, feature::GOAWAY] });
+    if let Some(incarnation) = &options.incarnation {
+        params["incarnation"] = incarnation.as_str().into();
+    }
+    let mut out = Vec::new();
+    put_request(&mut out, HELLO_ID, protocol::HELLO, &Default::default(), &params, limit)
+        .map_err(|e| DialError::Protocol(e.to_string()))?;
+    write_half.write_all(&out).await.map_err(DialError::Connect)?;
+    let mut input = FrameBuffer::new(limit);
+    let answer = loop {
+        match input.next_frame().map_err(|e| DialError::Protocol(e.to_string()))? {
+            Some(Frame::Message(message)) => match parse(message) {
+                Incoming::Response(response) if response.id == Some(HELLO_ID) => {
+                    break response.body.map(<[u8]>::to_vec).map_err(<[u8]>::to_vec);
+                }
+                // Nothing else is expected yet, and nothing else matters yet.
+                Incoming::Request(_) | Incoming::Response(_) => continue,
+                Incoming::Batch(_) | Incoming::Invalid(_) => {
+                    return Err(DialError::Protocol("the answer is no JSON-RPC message".into()));
+                }
+            },
+            Some(Frame::Oversized { size, .. }) => {
+                return Err(DialError::Protocol(format!("an answer of {size} bytes")));
+            }
+            None => {}
+        }
+        match read_half.read(input.room()).await.map_err(DialError::Connect)? {
+            0 => return Err(DialError::Protocol("the connection was closed".into())),
+            n => input.filled(n),
+        }
+    };
+    let hello =
+        Hello { peer: peer(answer, limit)?, input, round_trip: sent.elapsed(), random: options.random };
+    Ok(Channel::new(node, read_half, write_half, hello))
+}
+
+fn peer(answer: Result<Vec<u8>, Vec<u8>>, limit: usize) -> Result<Peer, DialError> {
+    let text = match answer {
+        Ok(text) => text,
+        Err(text) => {
+            let error: RpcError = serde_json::from_slice(&text)
+                .map_err(|e| DialError::Protocol(format!("a malformed error: {e}")))?;
+            // Any JSON-RPC server will do: without hello it has no pings, and nothing is known of
+            // its methods.
+            return match error.code {
+                code::METHOD_NOT_FOUND => Ok(Peer { message_bytes_max: limit, ..Peer::default() }),
+                _ => Err(DialError::Refused(error)),
+            };
+        }
+    };
+    let welcome: Welcome =
+        serde_json::from_slice(&text).map_err(|e| DialError::Protocol(format!("a malformed answer: {e}")))?;
+    Ok(Peer {
+        incarnation: welcome.incarnation,
+        pings: welcome.features.iter().any(|f| f == feature::PING),
+        idempotent: welcome.idempotent,
+        message_bytes_max: welcome.message_bytes_max.unwrap_or(limit).min(limit),
+    })
+}

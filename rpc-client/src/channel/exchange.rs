@@ -1,0 +1,173 @@
+//! One request and its reply.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use rpc_core::protocol;
+use rpc_core::wire::{EncodeError, RequestMeta, put_notification, put_request};
+use serde::Serialize;
+use tokio::time::Instant;
+
+use super::{Answer, Channel, Failure, OUT_MAX};
+
+/// One request and its reply. The request is encoded at the first poll, under the lock that also
+/// stores the waker. Dropping it takes the request back: the slot is freed at once and the server
+/// is told.
+pub(crate) struct Exchange<'a, P: ?Sized> {
+    pub(crate) channel: &'a Channel,
+    pub(crate) method: &'a str,
+    pub(crate) meta: RequestMeta<'a>,
+    pub(crate) params: &'a P,
+    pub(crate) now: Instant,
+    pub(crate) deadline: Instant,
+    /// Whether it may be ended when the node falls silent, to go elsewhere.
+    pub(crate) movable: bool,
+    pub(crate) id: Option<u64>,
+}
+
+/// Why there is no reply.
+#[derive(Debug)]
+pub(crate) enum ExchangeError {
+    /// The request cannot be written.
+    Encode(EncodeError),
+    /// Too much waits already; nothing was sent.
+    Crowded,
+    /// It was sent, or waited to be.
+    Failed(Failure),
+}
+
+impl<P: Serialize + ?Sized> Exchange<'_, P> {
+    fn start(&mut self, cx: &Context<'_>) -> Result<(), ExchangeError> {
+        let shared = &self.channel.shared;
+        let (notify_writer, notify_keeper);
+        {
+            let mut guard = shared.state.lock();
+            let state = &mut *guard;
+            if state.closed {
+                return Err(ExchangeError::Failed(Failure::Closed { sent: false }));
+            }
+            if state.out.len() >= OUT_MAX {
+                return Err(ExchangeError::Crowded);
+            }
+            let Some(id) = state.slots.insert(u64::MAX, self.deadline, self.movable) else {
+                return Err(ExchangeError::Crowded);
+            };
+            let before = state.out.len();
+            if let Err(error) = put_request(&mut state.out, id, self.method, &self.meta, self.params, shared.limit) {
+                state.slots.remove(id);
+                return Err(ExchangeError::Encode(error));
+            }
+            state.queued += (state.out.len() - before) as u64;
+            state.slots.set_frame_end(id, state.queued);
+            state.slots.set_waker(id, cx.waker());
+            self.id = Some(id);
+            let look_at = state.liveness.sent(self.now).min(self.deadline);
+            notify_keeper = state.keeper_at.is_none_or(|at| look_at < at);
+            if notify_keeper {
+                state.keeper_at = Some(look_at);
+            }
+            notify_writer = shared.flush(state);
+        }
+        if notify_writer {
+            shared.writer.notify_one();
+        }
+        if notify_keeper {
+            shared.keeper.notify_one();
+        }
+        Ok(())
+    }
+}
+
+impl<P: Serialize + ?Sized> Future for Exchange<'_, P> {
+    type Output = Result<Answer, ExchangeError>;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(id) = self.id else {
+            return match self.start(cx) {
+                Ok(()) => Poll::Pending,
+                Err(error) => Poll::Ready(Err(error)),
+            };
+        };
+        let shared = &self.channel.shared;
+        let mut state = shared.state.lock();
+        let Some(outcome) = state.slots.take(id) else {
+            state.slots.set_waker(id, cx.waker());
+            return Poll::Pending;
+        };
+        let notify_room = shared.notify_room(&mut state);
+        // The server still works for a call that was given up.
+        let abandoned = matches!(outcome, Err(Failure::Deadline | Failure::Silent));
+        let notify_writer = abandoned && cancel(shared, &mut state, id);
+        drop(state);
+        if notify_writer {
+            shared.writer.notify_one();
+        }
+        if notify_room {
+            shared.room.notify_waiters();
+        }
+        self.id = None;
+        Poll::Ready(outcome.map_err(ExchangeError::Failed))
+    }
+}
+
+impl<P: ?Sized> Drop for Exchange<'_, P> {
+    fn drop(&mut self) {
+        let Some(id) = self.id else { return };
+        let shared = &self.channel.shared;
+        let mut state = shared.state.lock();
+        let notify_writer = state.slots.remove(id) && cancel(shared, &mut state, id);
+        if state.slots.waiting() == 0 {
+            state.liveness.gave_up();
+        }
+        let notify_room = shared.notify_room(&mut state);
+        drop(state);
+        if notify_writer {
+            shared.writer.notify_one();
+        }
+        if notify_room {
+            shared.room.notify_waiters();
+        }
+    }
+}
+
+/// Tells the server that `id` is no longer wanted; `true` if the writer is to be notified. When the
+/// buffer is full the server is left to find out by the deadline that it knows.
+fn cancel(shared: &super::Shared, state: &mut super::State, id: u64) -> bool {
+    if state.closed || state.out.len() >= OUT_MAX {
+        return false;
+    }
+    let before = state.out.len();
+    put_notification(&mut state.out, protocol::CANCEL, &serde_json::json!({ "id": id }), usize::MAX)
+        .expect("an object with a number is a valid request");
+    state.queued += (state.out.len() - before) as u64;
+    shared.flush(state)
+}
+
+impl Channel {
+    /// Sends a notification.
+    ///
+    /// # Errors
+    /// As a request that fails before it is sent.
+    pub(crate) fn notify<P: Serialize + ?Sized>(&self, method: &str, params: &P) -> Result<(), ExchangeError> {
+        let shared = &self.shared;
+        let notify_writer = {
+            let mut guard = shared.state.lock();
+            let state = &mut *guard;
+            if state.closed {
+                return Err(ExchangeError::Failed(Failure::Closed { sent: false }));
+            }
+            if state.out.len() >= OUT_MAX {
+                return Err(ExchangeError::Crowded);
+            }
+            let before = state.out.len();
+            put_notification(&mut state.out, method, params, shared.limit).map_err(ExchangeError::Encode)?;
+            state.queued += (state.out.len() - before) as u64;
+            shared.flush(state)
+        };
+        if notify_writer {
+            shared.writer.notify_one();
+        }
+        Ok(())
+    }
+}

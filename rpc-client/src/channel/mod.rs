@@ -1,0 +1,255 @@
+//! One multiplexed connection to one node.
+//!
+//! The caller encodes its request straight into the shared buffer, under one short lock. If it is
+//! alone it writes at once; otherwise the writer task writes for everybody. The reader task hands
+//! over all replies of a read under one lock and wakes after it; the caller's own task decodes.
+
+mod dial;
+mod exchange;
+mod liveness;
+mod slots;
+mod tasks;
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rpc_core::wire::FrameBuffer;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+pub(crate) use dial::{DialError, DialOptions, dial};
+pub(crate) use exchange::{Exchange, ExchangeError};
+use liveness::Liveness;
+pub(crate) use slots::{Answer, Failure};
+use slots::Slots;
+
+/// Bytes that may wait for the socket. A call beyond that waits or takes another node.
+const OUT_MAX: usize = 8 * 1024 * 1024;
+
+/// Reply buffers kept for reuse, and the largest worth keeping.
+const SPARE_MAX: usize = 256;
+const SPARE_BYTES: usize = 64 * 1024;
+
+/// A connection that said hello. Dropping it closes the socket.
+pub(crate) struct Channel {
+    shared: Arc<Shared>,
+    /// The reader, the writer and the keeper; aborted when the channel is dropped.
+    _tasks: JoinSet<()>,
+    pub(crate) peer: Peer,
+}
+
+/// What saying hello on a connection has left.
+pub(crate) struct Hello {
+    pub(crate) peer: Peer,
+    /// May hold what came after the answer.
+    pub(crate) input: FrameBuffer,
+    pub(crate) round_trip: Duration,
+    /// 64 random bits, to spread the pings of many connections.
+    pub(crate) random: u64,
+}
+
+/// What the node said of itself.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Peer {
+    /// Empty if it does not speak our protocol's own methods.
+    pub(crate) incarnation: String,
+    /// It answers pings.
+    pub(crate) pings: bool,
+    /// A handful at most, so a search beats a hash.
+    pub(crate) idempotent: Vec<String>,
+    pub(crate) message_bytes_max: usize,
+}
+
+/// Whether a channel takes calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    Open,
+    /// The node does not answer a ping while calls wait.
+    Suspect,
+    /// The node said that it takes nothing new.
+    Leaving,
+    Closed(Arc<str>),
+}
+
+struct Shared {
+    node: SocketAddr,
+    state: Mutex<State>,
+    /// Bytes that the socket has taken.
+    written: AtomicU64,
+    /// Wakes the writer task.
+    writer: Notify,
+    /// Tells the keeper task that it has to look earlier than it thinks.
+    keeper: Notify,
+    /// A slot or room in the buffer has become free after a time without.
+    room: Notify,
+    status: watch::Sender<Status>,
+    pings: bool,
+    limit: usize,
+}
+
+struct State {
+    /// Frames to be written.
+    out: Vec<u8>,
+    /// All bytes ever put into `out`.
+    queued: u64,
+    /// The writer was told, or is at work.
+    writing: bool,
+    /// Here while nobody writes.
+    half: Option<Box<dyn AsyncWrite + Send + Unpin>>,
+    slots: Slots,
+    spare: Vec<Vec<u8>>,
+    liveness: Liveness,
+    /// When the keeper will look next.
+    keeper_at: Option<Instant>,
+    /// Callers wait for room.
+    crowded: bool,
+    closed: bool,
+    pings_sent: u64,
+}
+
+impl Channel {
+    /// Takes over a connection on which hello was said.
+    pub(crate) fn new(
+        node: SocketAddr,
+        read_half: impl AsyncRead + Send + Unpin + 'static,
+        write_half: impl AsyncWrite + Send + Unpin + 'static,
+        hello: Hello,
+    ) -> Self {
+        let Hello { peer, input, round_trip, random } = hello;
+        let state = State {
+            out: Vec::new(),
+            queued: 0,
+            writing: false,
+            half: Some(Box::new(write_half)),
+            slots: Slots::default(),
+            spare: Vec::new(),
+            liveness: Liveness::new(Instant::now(), round_trip, random),
+            keeper_at: None,
+            crowded: false,
+            closed: false,
+            pings_sent: 0,
+        };
+        let shared = Arc::new(Shared {
+            node,
+            state: Mutex::new(state),
+            written: AtomicU64::new(0),
+            writer: Notify::new(),
+            keeper: Notify::new(),
+            room: Notify::new(),
+            status: watch::Sender::new(Status::Open),
+            pings: peer.pings,
+            limit: peer.message_bytes_max,
+        });
+        let mut tasks = JoinSet::new();
+        tasks.spawn(tasks::read(shared.clone(), read_half, input));
+        tasks.spawn(tasks::write(shared.clone()));
+        tasks.spawn(tasks::keep(shared.clone()));
+        Self { shared, _tasks: tasks, peer }
+    }
+
+    /// Whether it takes calls, now and later.
+    pub(crate) fn status(&self) -> watch::Receiver<Status> {
+        self.shared.status.subscribe()
+    }
+
+    /// Whether a call would find a slot.
+    pub(crate) fn has_room(&self) -> bool {
+        let state = self.shared.state.lock();
+        !state.slots.is_full() && state.out.len() < OUT_MAX
+    }
+
+    /// Waits until a call may find a slot. It may have to ask again.
+    pub(crate) async fn room(&self) {
+        let freed = self.shared.room.notified();
+        tokio::pin!(freed);
+        freed.as_mut().enable();
+        {
+            let mut state = self.shared.state.lock();
+            if state.closed || (!state.slots.is_full() && state.out.len() < OUT_MAX) {
+                return;
+            }
+            state.crowded = true;
+        }
+        freed.await;
+    }
+
+    /// Gives the buffer of a reply back for the next.
+    pub(crate) fn recycle(&self, mut body: Vec<u8>) {
+        if body.capacity() <= SPARE_BYTES {
+            body.clear();
+            let mut state = self.shared.state.lock();
+            if state.spare.len() < SPARE_MAX {
+                state.spare.push(body);
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// After frames were put into `out`: writes them here and now if nothing else is in flight,
+    /// otherwise has the writer do it together with what others add. `true` if the writer is to be
+    /// notified once the lock is released.
+    fn flush(&self, state: &mut State) -> bool {
+        if state.writing {
+            return false;
+        }
+        if state.slots.waiting() <= 1
+            && let Some(half) = &mut state.half
+        {
+            let mut cx = Context::from_waker(Waker::noop());
+            if let Poll::Ready(Ok(n)) = Pin::new(half).poll_write(&mut cx, &state.out) {
+                self.written.fetch_add(n as u64, Ordering::Release);
+                if n == state.out.len() {
+                    state.out.clear();
+                    return false;
+                }
+                state.out.drain(..n);
+            }
+        }
+        state.writing = true;
+        true
+    }
+
+    fn notify_room(&self, state: &mut State) -> bool {
+        std::mem::take(&mut state.crowded)
+    }
+
+    fn set_status(&self, status: Status) {
+        self.status.send_if_modified(|current| {
+            let stays = matches!(current, Status::Closed(_)) || *current == status;
+            // A node that is leaving does not come back by being heard of.
+            let stays = stays || (*current == Status::Leaving && !matches!(status, Status::Closed(_)));
+            if !stays {
+                *current = status;
+            }
+            !stays
+        });
+    }
+
+    /// Ends the connection: every waiting call learns whether its request had left.
+    fn close(&self, reason: &str) {
+        let mut wake = Vec::new();
+        {
+            let mut state = self.state.lock();
+            if state.closed {
+                return;
+            }
+            state.closed = true;
+            state.half = None;
+            state.out = Vec::new();
+            state.slots.fail_all(self.written.load(Ordering::Acquire), &mut wake);
+        }
+        tracing::debug!(node = %self.node, reason, "connection closed");
+        self.set_status(Status::Closed(reason.into()));
+        wake.into_iter().for_each(Waker::wake);
+        self.room.notify_waiters();
+        self.writer.notify_one();
+    }
+}

@@ -1,0 +1,206 @@
+//! The client: where registry, pool and calls come together.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rpc_core::registry::{Health, Members, Registry};
+use rpc_core::{Error, ErrorKind, RegistryState, registry};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::balance::{self, Policy};
+use crate::pool::Pool;
+use crate::retry_budget::SharedBudget;
+use crate::snapshot::NodeStatus;
+use crate::{CallOptions, ClientConfig, Reply};
+
+/// Calls the servers of one registry. A handle: clones are cheap and share everything. When the
+/// last one is dropped, all connections close.
+#[derive(Clone)]
+pub struct Client {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) config: ClientConfig,
+    pub(crate) pool: Pool,
+    pub(crate) budget: SharedBudget,
+    pub(crate) registry: Arc<dyn Registry>,
+    members: watch::Receiver<Arc<Members>>,
+    pub(crate) health: watch::Receiver<Health>,
+}
+
+/// Composes a [`Client`].
+#[derive(Default)]
+#[must_use = "a builder does nothing before `connect`"]
+pub struct ClientBuilder {
+    config: ClientConfig,
+    policy: Option<Box<dyn Policy>>,
+}
+
+impl ClientBuilder {
+    /// Limits and times.
+    pub fn config(mut self, config: ClientConfig) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// The balancing policy, `fastest` by default. [`balance::policy`] finds the built-in ones by
+    /// name.
+    pub fn policy(mut self, policy: Box<dyn Policy>) -> Self {
+        self.policy = Some(policy);
+        self
+    }
+
+    /// Opens the registry and begins to follow it. Returns as soon as the URL is found to be
+    /// valid; calls wait, within their time, for the first list.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] if it is no registry URL, or has options that do not exist.
+    pub async fn connect(self, url: &str) -> Result<Client, Error> {
+        let registry = registry::open(&url.parse()?)?;
+        Ok(self.connect_to(registry))
+    }
+
+    /// The same with a registry that is open already.
+    pub fn connect_to(self, registry: Arc<dyn Registry>) -> Client {
+        let policy = self.policy.unwrap_or_else(|| {
+            balance::policy(balance::POLICY_DEFAULT).expect("the default policy is in the table")
+        });
+        // Seeded by the standard library's own randomness: clients must not choose in step.
+        let seed = RandomState::new().hash_one(std::process::id());
+        let pool = Pool::new(&registry, policy, self.config.clone(), seed);
+        let members = registry.members();
+        let health = registry.health();
+        let budget = SharedBudget::new(Instant::now());
+        Client { inner: Arc::new(Inner { config: self.config, pool, budget, registry, members, health }) }
+    }
+}
+
+impl Client {
+    /// A client with default options; see [`ClientBuilder::connect`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::Config`] if it is no registry URL.
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        Self::builder().connect(url).await
+    }
+
+    /// Starts composing a client.
+    pub fn builder() -> ClientBuilder {
+        ClientBuilder::default()
+    }
+
+    /// Calls `method` and waits for its result. `params` must serialise to a JSON array, an
+    /// object, or `null` for none; a tuple is an array.
+    ///
+    /// # Errors
+    /// See [`ErrorKind`].
+    ///
+    /// # Cancellation
+    /// Dropping the future takes the call back: the handler is dropped at its next await.
+    pub async fn call<P, R>(&self, method: &str, params: &P) -> Result<R, Error>
+    where
+        P: Serialize + ?Sized,
+        R: DeserializeOwned,
+    {
+        let reply = self.inner.call(method, params, &CallOptions::default()).await?;
+        reply.into_result()
+    }
+
+    /// [`Client::call`] with options.
+    ///
+    /// # Errors
+    /// See [`ErrorKind`].
+    pub async fn call_with<P, R>(&self, method: &str, params: &P, options: &CallOptions) -> Result<R, Error>
+    where
+        P: Serialize + ?Sized,
+        R: DeserializeOwned,
+    {
+        self.inner.call(method, params, options).await?.into_result()
+    }
+
+    /// [`Client::call`] whose result comes with who gave it, how long it took and what was tried.
+    ///
+    /// # Errors
+    /// See [`ErrorKind`].
+    pub async fn call_detailed<P>(&self, method: &str, params: &P, options: &CallOptions) -> Result<Reply, Error>
+    where
+        P: Serialize + ?Sized,
+    {
+        Ok(self.inner.call(method, params, options).await?.into_reply())
+    }
+
+    /// Sends a notification: a call that is not answered. Returns when it is on its way; whether
+    /// it arrives, and what comes of it, is not told.
+    ///
+    /// # Errors
+    /// When there is no node to send it to in time, or it cannot be written.
+    pub async fn notify<P: Serialize + ?Sized>(&self, method: &str, params: &P) -> Result<(), Error> {
+        self.inner.notify(method, params).await
+    }
+
+    /// The nodes that the registry lists, and where this client stands with each.
+    pub fn nodes(&self) -> Vec<NodeStatus> {
+        let now = Instant::now();
+        self.inner.pool.snapshot().all.iter().map(|listed| listed.status(now)).collect()
+    }
+
+    /// Told whenever [`Client::nodes`] may have changed. The number only counts.
+    pub fn nodes_changed(&self) -> watch::Receiver<u64> {
+        self.inner.pool.published()
+    }
+
+    /// The registry and how fresh its list is.
+    pub fn registry_state(&self) -> RegistryState {
+        self.inner.registry_state()
+    }
+
+    /// Waits until the list was read and every node in it is connected or has failed once, or
+    /// `timeout` is over. `true` if so.
+    pub async fn ready(&self, timeout: Duration) -> bool {
+        let mut published = self.inner.pool.published();
+        let settled = async {
+            loop {
+                let snapshot = self.inner.pool.snapshot();
+                if snapshot.known && snapshot.all.iter().all(|l| l.is_settled()) {
+                    return;
+                }
+                if published.changed().await.is_err() {
+                    return;
+                }
+            }
+        };
+        tokio::time::timeout(timeout, settled).await.is_ok()
+    }
+
+    /// Delivers what is still to be written back to the registry, within `timeout`, and ends all
+    /// background work. Calls made afterwards fail.
+    pub async fn close(self, timeout: Duration) {
+        self.inner.registry.close(timeout).await;
+    }
+}
+
+impl Inner {
+    pub(crate) fn registry_state(&self) -> RegistryState {
+        let now = Instant::now();
+        let snapshot = self.pool.snapshot();
+        let as_of = self.members.borrow().as_of;
+        let age = as_of.map(|at| now.saturating_duration_since(at));
+        RegistryState {
+            url: self.registry.url().to_string(),
+            list_age_ms: age.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
+            listed: snapshot.all.len(),
+            usable: snapshot.usable.len(),
+            trouble: self.health.borrow().trouble().map(str::to_owned),
+        }
+    }
+
+    /// An error with all that is known about why.
+    pub(crate) fn error(&self, kind: ErrorKind, attempts: Vec<rpc_core::Attempt>) -> Error {
+        Error::from(kind).with_attempts(attempts).with_registry(self.registry_state())
+    }
+}

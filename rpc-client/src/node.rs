@@ -1,0 +1,182 @@
+//! A node as this client sees it.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rpc_core::NodeState;
+use rpc_core::registry::{Member, RESPONSE_TIME_VALID};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::balance::{NodeId, NodeView};
+use crate::breaker::{Admission, Breaker, BreakerState};
+use crate::node_load::NodeLoad;
+
+/// A node as this client sees it: what the registry says, and what its own calls have shown. A new
+/// incarnation at the same address is another node.
+pub(crate) struct Node {
+    pub(crate) id: NodeId,
+    pub(crate) addr: SocketAddr,
+    /// The incarnation in the registry, if there is one.
+    pub(crate) incarnation: Option<String>,
+    in_flight: AtomicU32,
+    state: Mutex<State>,
+    /// It said goaway.
+    pub(crate) left: AtomicBool,
+    /// The connectors need not wait any longer.
+    pub(crate) hurry: Notify,
+}
+
+struct State {
+    load: NodeLoad,
+    breaker: Breaker,
+    response_time_us: u64,
+    changed_at: Instant,
+    weight: u32,
+    draining: bool,
+}
+
+impl Node {
+    pub(crate) fn new(id: NodeId, member: &Member, now: Instant) -> Self {
+        let incarnation = (!member.record.id.is_empty()).then(|| member.record.id.clone());
+        let node = Self {
+            id,
+            addr: member.addr,
+            incarnation,
+            in_flight: AtomicU32::new(0),
+            state: Mutex::new(State {
+                load: NodeLoad::new(),
+                breaker: Breaker::new(now),
+                response_time_us: 0,
+                changed_at: now,
+                weight: 0,
+                draining: false,
+            }),
+            left: AtomicBool::new(false),
+            hurry: Notify::new(),
+        };
+        node.update(member);
+        node
+    }
+
+    /// Takes over what the registry says now. `true` if that changes who may be called.
+    pub(crate) fn update(&self, member: &Member) -> bool {
+        let mut state = self.state.lock();
+        state.response_time_us = member.record.response_time_us;
+        state.changed_at = member.changed_at;
+        state.weight = member.record.weight;
+        let draining = member.record.state == NodeState::Draining;
+        std::mem::replace(&mut state.draining, draining) != draining
+    }
+
+    /// Whether it takes no new calls by its own word, in the registry or on a connection.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.left.load(Ordering::Relaxed) || self.state.lock().draining
+    }
+
+    pub(crate) fn in_flight(&self) -> u32 {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// What a policy gets to see.
+    pub(crate) fn view(&self, now: Instant, usable_since: Instant) -> NodeView {
+        let state = self.state.lock();
+        let old = now.saturating_duration_since(state.changed_at) > RESPONSE_TIME_VALID;
+        NodeView {
+            id: self.id,
+            addr: self.addr,
+            weight: state.weight,
+            in_flight: self.in_flight(),
+            latency_us: state.load.latency_us(now),
+            registry_us: if old { 0 } else { state.response_time_us },
+            failure: state.load.failure(now),
+            report: None,
+            usable_for: now.saturating_duration_since(usable_since),
+        }
+    }
+
+    /// Begins a call. `None` if the node is being tried out and has its one call already.
+    pub(crate) fn begin(&self, now: Instant) -> Option<InFlight<'_>> {
+        let admission = self.state.lock().breaker.admit(now)?;
+        Some(self.in_flight_with(admission))
+    }
+
+    /// Begins a call whatever the breaker says: there is no better node.
+    pub(crate) fn begin_anyway(&self) -> InFlight<'_> {
+        self.in_flight_with(Admission::Regular)
+    }
+
+    fn in_flight_with(&self, admission: Admission) -> InFlight<'_> {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        InFlight { node: self, admission, ended: false }
+    }
+
+    pub(crate) fn breaker(&self, now: Instant) -> BreakerState {
+        self.state.lock().breaker.state(now)
+    }
+
+    pub(crate) fn connected(&self) {
+        self.state.lock().breaker.connected();
+    }
+
+    pub(crate) fn connect_failed(&self, now: Instant) {
+        self.state.lock().breaker.connect_failed(now);
+    }
+
+    /// The registry's response time at `now`, in microseconds; 0 is unknown.
+    pub(crate) fn response_time_us(&self, now: Instant) -> u64 {
+        let state = self.state.lock();
+        let old = now.saturating_duration_since(state.changed_at) > RESPONSE_TIME_VALID;
+        if old { 0 } else { state.response_time_us }
+    }
+
+    /// How long ago the registry's entry last changed.
+    pub(crate) fn entry_age(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.state.lock().changed_at)
+    }
+}
+
+/// A call in flight. Dropped without an outcome, it was given up by its caller.
+pub(crate) struct InFlight<'a> {
+    node: &'a Node,
+    admission: Admission,
+    ended: bool,
+}
+
+/// What the end of a call says about its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// A result after this time.
+    Answered(Duration),
+    /// An error of the application: the node works, but this says nothing about its speed.
+    ApplicationError,
+    /// The node failed or did not answer in time, after this time.
+    Failed(Duration),
+}
+
+impl InFlight<'_> {
+    /// The call ended. `true` if the node was ejected by it or let in again.
+    pub(crate) fn end(mut self, now: Instant, outcome: Outcome) -> bool {
+        self.ended = true;
+        let mut state = self.node.state.lock();
+        let before = state.breaker.state(now);
+        match outcome {
+            Outcome::Answered(latency) => state.load.reply(now, latency, true),
+            Outcome::ApplicationError => {}
+            Outcome::Failed(latency) => state.load.reply(now, latency, false),
+        }
+        state.breaker.outcome(now, self.admission, !matches!(outcome, Outcome::Failed(_)));
+        state.breaker.state(now) != before
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.node.in_flight.fetch_sub(1, Ordering::Relaxed);
+        if !self.ended {
+            self.node.state.lock().breaker.abandoned(self.admission);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! What a caller can set.
+
+use std::time::Duration;
+
+use rpc_core::protocol::{CALL_TIMEOUT, CONNECT_TIMEOUT, MESSAGE_BYTES_MAX};
+
+/// Limits and times of a client.
+#[derive(Clone, Debug)]
+pub struct ClientConfig {
+    /// The time a call has unless its options say otherwise. Default: 5 s.
+    pub call_timeout: Duration,
+    /// The time to open a connection, and again to exchange hellos. Default: 500 ms.
+    pub connect_timeout: Duration,
+    /// Longest message sent or accepted, in bytes. Default: 4 MiB.
+    pub message_bytes_max: usize,
+    /// Connections to each node. One multiplexed connection serves 1024 calls at once; more help
+    /// only where a single TCP stream is the limit. Default: 1.
+    pub connections_per_node: usize,
+    /// Whether a call waits, within its time, for a first node when the list is empty or no node
+    /// can be reached, instead of failing at once. Default: no.
+    pub wait_for_node: bool,
+    /// Whether measured response times are written back to the registry (requirement S6) and this
+    /// client takes part in the expiry job (S7). Default: yes.
+    pub write_back: bool,
+}
+
+impl Default for ClientConfig {
+    fn default() -> Self {
+        Self {
+            call_timeout: CALL_TIMEOUT,
+            connect_timeout: CONNECT_TIMEOUT,
+            message_bytes_max: MESSAGE_BYTES_MAX,
+            connections_per_node: 1,
+            wait_for_node: false,
+            write_back: true,
+        }
+    }
+}
+
+/// What one call asks for.
+#[derive(Clone, Debug, Default)]
+pub struct CallOptions {
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) key: Option<String>,
+    pub(crate) idempotent: bool,
+    pub(crate) explain: bool,
+}
+
+impl CallOptions {
+    /// Options that ask for nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The time that the whole call has, all attempts together.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// The key: policies that know about keys send equal keys to the same node, and the handler
+    /// sees it.
+    #[must_use]
+    pub fn key(mut self, key: impl Into<String>) -> Self {
+        self.key = Some(key.into());
+        self
+    }
+
+    /// Declares that the call may run twice without harm. It is then repeated, on another node,
+    /// when its node fails. Methods that the server declares idempotent need not be marked.
+    #[must_use]
+    pub fn idempotent(mut self) -> Self {
+        self.idempotent = true;
+        self
+    }
+
+    /// Records how nodes were chosen, for [`crate::Reply::explanation`].
+    #[must_use]
+    pub fn explain(mut self) -> Self {
+        self.explain = true;
+        self
+    }
+}

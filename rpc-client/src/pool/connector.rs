@@ -1,0 +1,118 @@
+//! Keeps one connection to one node.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rpc_core::backoff::full_jitter;
+use rpc_core::registry::Health;
+use tokio::sync::{mpsc, watch};
+
+use crate::ClientConfig;
+use crate::balance::{NodeId, Random};
+use crate::channel::{Channel, DialOptions, Status, dial};
+use crate::node::Node;
+
+/// First pause before a node is tried again; it doubles, with full jitter.
+const RECONNECT_FIRST: Duration = Duration::from_millis(50);
+
+/// Longest pause before a node is tried again.
+const RECONNECT_MAX: Duration = Duration::from_secs(10);
+
+/// What a connector reports.
+pub(super) struct Report {
+    pub(super) node: NodeId,
+    pub(super) index: usize,
+    pub(super) what: What,
+}
+
+pub(super) enum What {
+    Connected(Arc<Channel>),
+    Failed(Arc<str>),
+    Status(Status),
+}
+
+pub(super) struct Connector {
+    pub(super) node: Arc<Node>,
+    /// Which of the node's connections it keeps.
+    pub(super) index: usize,
+    pub(super) config: ClientConfig,
+    pub(super) health: watch::Receiver<Health>,
+    pub(super) reports: mpsc::Sender<Report>,
+    pub(super) random: Random,
+}
+
+impl Connector {
+    /// Connects, watches and connects again, until the node said goodbye.
+    pub(super) async fn run(mut self) {
+        let mut attempt = 0;
+        loop {
+            let options = DialOptions {
+                patience: self.config.connect_timeout,
+                incarnation: self.incarnation(),
+                message_bytes_max: self.config.message_bytes_max,
+                random: self.random.next_u64(),
+            };
+            match dial(self.node.addr, &options).await {
+                Ok(channel) => {
+                    attempt = 0;
+                    let status = channel.status();
+                    self.report(What::Connected(Arc::new(channel))).await;
+                    if self.follow(status).await == Goodbye::Said && self.node.incarnation.is_some() {
+                        // A restarted node is another incarnation, which is another node.
+                        return;
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!(node = %self.node.addr, attempt, %error, "cannot connect");
+                    self.report(What::Failed(error.to_string().into())).await;
+                }
+            }
+            let pause = full_jitter(attempt, RECONNECT_FIRST, RECONNECT_MAX, self.random.next_u64());
+            attempt = attempt.saturating_add(1);
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = self.node.hurry.notified() => {}
+            }
+        }
+    }
+
+    /// The incarnation to insist on. While the registry cannot be reached its list may be out of
+    /// date, and whoever answers at a listed address will do.
+    fn incarnation(&self) -> Option<String> {
+        if self.health.borrow().is_live() { self.node.incarnation.clone() } else { None }
+    }
+
+    /// Reports the changes of a connection until it is closed or its last user is gone.
+    async fn follow(&self, mut status: watch::Receiver<Status>) -> Goodbye {
+        let mut goodbye = Goodbye::NotSaid;
+        while status.changed().await.is_ok() {
+            let now = status.borrow_and_update().clone();
+            if now == Status::Leaving {
+                goodbye = Goodbye::Said;
+                self.node.left.store(true, Ordering::Relaxed);
+            }
+            let closed = matches!(now, Status::Closed(_));
+            self.report(What::Status(now)).await;
+            if closed {
+                break;
+            }
+        }
+        if goodbye == Goodbye::Said && self.node.incarnation.is_none() {
+            // The list cannot tell a restarted node from the one that left.
+            self.node.left.store(false, Ordering::Relaxed);
+        }
+        goodbye
+    }
+
+    async fn report(&self, what: What) {
+        // The keeper is gone only when the whole pool is, and then this task is about to be.
+        let _ = self.reports.send(Report { node: self.node.id, index: self.index, what }).await;
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Goodbye {
+    Said,
+    NotSaid,
+}

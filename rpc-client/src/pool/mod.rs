@@ -1,0 +1,115 @@
+//! Channels to the nodes of the registry.
+//!
+//! One task, the [`keeper`], owns the nodes: it merges what the registry says with what the
+//! connections show, and publishes the result as one [`Snapshot`]. Calls read snapshots only.
+
+mod connector;
+mod keeper;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use rpc_core::registry::Registry;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::ClientConfig;
+use crate::balance::{Decision, Event, NodeId, Pick, Policy, Random};
+use crate::snapshot::{Snapshot, SnapshotView, Usable};
+
+/// Channels to the nodes of the registry, and the policy that chooses among them. Dropping it
+/// closes all of them.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    _keeper: AbortOnDropHandle<()>,
+}
+
+struct Shared {
+    snapshot: ArcSwap<Snapshot>,
+    /// Counts published snapshots.
+    published: watch::Sender<u64>,
+    /// A breaker changed its mind on the path of a call.
+    poke: Notify,
+    policy: Mutex<Box<dyn Policy>>,
+    observes: bool,
+    seeds: AtomicU64,
+}
+
+/// What was chosen for a call.
+pub(crate) struct Choice {
+    pub(crate) usable: Arc<Usable>,
+    /// The node is to refuse if it expects to take longer, in microseconds.
+    pub(crate) bound: Option<f64>,
+    /// There is no other usable node.
+    pub(crate) alone: bool,
+}
+
+impl Pool {
+    /// Follows `registry` until dropped.
+    pub(crate) fn new(registry: &Arc<dyn Registry>, policy: Box<dyn Policy>, config: ClientConfig, seed: u64) -> Self {
+        let shared = Arc::new(Shared {
+            snapshot: ArcSwap::default(),
+            published: watch::Sender::new(0),
+            poke: Notify::new(),
+            observes: policy.observes(),
+            policy: Mutex::new(policy),
+            seeds: AtomicU64::new(seed),
+        });
+        let keeper = keeper::Keeper::new(shared.clone(), registry.clone(), config);
+        let keeper = AbortOnDropHandle::new(tokio::spawn(keeper.run()));
+        Self { shared, _keeper: keeper }
+    }
+
+    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
+        self.shared.snapshot.load_full()
+    }
+
+    /// Told of every snapshot published from now on.
+    pub(crate) fn published(&self) -> watch::Receiver<u64> {
+        self.shared.published.subscribe()
+    }
+
+    /// Chooses a node for a call that has tried `tried` already; `None` if none is left.
+    #[inline]
+    pub(crate) fn choose(&self, now: Instant, key: Option<u64>, tried: &[NodeId]) -> Option<Choice> {
+        let snapshot = self.shared.snapshot.load();
+        let view = SnapshotView { usable: &snapshot.usable, now };
+        let pick = Pick { key, now, seed: self.shared.seed(), excluded: tried };
+        match self.shared.policy.lock().decide(&view, &pick) {
+            Decision::Send { index, bound } => {
+                let usable = snapshot.usable[index].clone();
+                Some(Choice { usable, bound, alone: snapshot.usable.len() == 1 })
+            }
+            Decision::Probe { .. } | Decision::NoNode => None,
+        }
+    }
+
+    /// A breaker changed its mind: the usable nodes are to be determined again.
+    pub(crate) fn poke(&self) {
+        self.shared.poke.notify_one();
+    }
+
+    pub(crate) fn observe(&self, event: &Event<'_>) {
+        self.shared.observe(event);
+    }
+
+    /// 64 random bits.
+    pub(crate) fn random(&self) -> u64 {
+        self.shared.seed()
+    }
+}
+
+impl Shared {
+    fn seed(&self) -> u64 {
+        Random::new(self.seeds.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed)).next_u64()
+    }
+
+    fn observe(&self, event: &Event<'_>) {
+        if self.observes {
+            self.policy.lock().observe(event);
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The nodes that take calls, published whole.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rpc_core::registry::Member;
+use serde::Serialize;
+use tokio::time::Instant;
+
+use crate::balance::{NodeView, View};
+use crate::channel::Channel;
+use crate::node::Node;
+
+/// The nodes that take calls. Published as one, never changed after that.
+#[derive(Default)]
+pub(crate) struct Snapshot {
+    pub(crate) usable: Vec<Arc<Usable>>,
+    /// Whether a list of nodes was ever read.
+    pub(crate) known: bool,
+    /// Whether some listed node may still become usable soon, without having failed before.
+    pub(crate) hopeful: bool,
+    /// All nodes, usable or not, by address.
+    pub(crate) all: Vec<Listed>,
+}
+
+/// A node of the list, and where this client stands with it.
+pub(crate) struct Listed {
+    pub(crate) node: Arc<Node>,
+    pub(crate) member: Member,
+    pub(crate) connection: ConnectionState,
+    pub(crate) trouble: Option<Arc<str>>,
+}
+
+impl Listed {
+    /// Whether a connection was made, or trying to has failed once.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.trouble.is_some() || self.connection != ConnectionState::Connecting
+    }
+
+    pub(crate) fn status(&self, now: Instant) -> NodeStatus {
+        let state = match (&self.member.malformed, self.node.is_leaving()) {
+            (Some(_), _) => "malformed",
+            (None, true) => "draining",
+            (None, false) => "up",
+        };
+        NodeStatus {
+            node: self.member.addr,
+            id: self.member.record.id.clone(),
+            name: self.member.record.meta.get("name").and_then(|n| n.as_str()).map(str::to_owned),
+            state: state.to_owned(),
+            response_time_us: self.node.response_time_us(now),
+            age_ms: u64::try_from(self.node.entry_age(now).as_millis()).unwrap_or(u64::MAX),
+            connected: self.connection == ConnectionState::Connected,
+            connection: self.connection,
+            in_flight: self.node.in_flight(),
+            trouble: self.member.malformed.clone().or_else(|| self.trouble.as_deref().map(str::to_owned)),
+        }
+    }
+}
+
+/// A node with open connections.
+pub(crate) struct Usable {
+    pub(crate) node: Arc<Node>,
+    pub(crate) channels: Vec<Arc<Channel>>,
+    pub(crate) since: Instant,
+    next: AtomicUsize,
+}
+
+impl Usable {
+    pub(crate) fn new(node: Arc<Node>, channels: Vec<Arc<Channel>>, since: Instant) -> Self {
+        Self { node, channels, since, next: AtomicUsize::new(0) }
+    }
+
+    /// The connection for the next call: each in turn.
+    #[inline]
+    pub(crate) fn channel(&self) -> &Arc<Channel> {
+        match self.channels.len() {
+            1 => &self.channels[0],
+            n => &self.channels[self.next.fetch_add(1, Ordering::Relaxed) % n],
+        }
+    }
+}
+
+/// A snapshot at a moment, as policies see it.
+pub(crate) struct SnapshotView<'a> {
+    pub(crate) usable: &'a [Arc<Usable>],
+    pub(crate) now: Instant,
+}
+
+impl View for SnapshotView<'_> {
+    fn len(&self) -> usize {
+        self.usable.len()
+    }
+
+    fn node(&self, index: usize) -> NodeView {
+        let usable = &self.usable[index];
+        usable.node.view(self.now, usable.since)
+    }
+}
+
+/// A node in the list, for people and programs that look.
+#[derive(Clone, Debug, Serialize)]
+pub struct NodeStatus {
+    /// Its address.
+    pub node: SocketAddr,
+    /// Its incarnation, empty if unknown.
+    pub id: String,
+    /// Its label, if it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// `up`, `draining`, or `malformed` if its entry cannot be read.
+    pub state: String,
+    /// The response time in the registry, in microseconds; 0 is unknown or out of date.
+    pub response_time_us: u64,
+    /// How long ago its entry last changed, as seen from here, in milliseconds.
+    pub age_ms: u64,
+    /// Whether this client has a connection that takes calls.
+    pub connected: bool,
+    /// More about the connection.
+    pub connection: ConnectionState,
+    /// Calls of this client that wait for an answer.
+    pub in_flight: u32,
+    /// What is wrong, if something is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+}
+
+/// Where this client stands with a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ConnectionState {
+    /// A connection is being made, or will be tried again.
+    Connecting,
+    /// It takes calls.
+    Connected,
+    /// It does not answer while calls wait.
+    Suspect,
+    /// It takes no new calls and finishes the old ones.
+    Leaving,
+    /// It failed too often and is left alone for a while.
+    Ejected,
+}
