@@ -56,6 +56,29 @@ pub(crate) struct Success {
     attempts: Vec<Attempt>,
 }
 
+impl Success {
+    #[inline]
+    pub(crate) fn into_result<R: DeserializeOwned>(self) -> Result<R, Error> {
+        match serde_json::from_slice(&self.answer.body) {
+            Ok(result) => {
+                self.channel.recycle(self.answer.body);
+                Ok(result)
+            }
+            Err(_) => Err(undecodable::<R>(&self.answer.body, self.node).with_attempts(self.attempts)),
+        }
+    }
+
+    pub(crate) fn into_reply(self) -> Result<Reply, Error> {
+        let node = self.node;
+        let result = serde_json::from_slice(&self.answer.body)
+            .map_err(|e| Error::from(ErrorKind::Decode { node, reason: format!("the result is no JSON: {e}") }))?;
+        let mut attempts = self.attempts;
+        attempts.push(attempt(node, self.answer.received.saturating_duration_since(self.sent), "ok"));
+        let elapsed = self.answer.received.saturating_duration_since(self.started);
+        Ok(Reply { result, node, elapsed, attempts })
+    }
+}
+
 /// What a call has tried so far.
 #[derive(Default)]
 struct Progress {
@@ -74,7 +97,11 @@ struct Progress {
 
 /// How an attempt ended.
 enum Ended {
-    Answered { answer: Answer, channel: Arc<Channel>, sent: Instant },
+    Answered {
+        answer: Answer,
+        channel: Arc<Channel>,
+        sent: Instant,
+    },
     /// The call was not started there.
     NotStarted(ErrorKind),
     /// It may have been started there; whether it may be sent again all the same.
@@ -171,12 +198,16 @@ impl Inner {
                 if in_flight.end(answer.received, Outcome::Answered(latency)) {
                     self.pool.poke();
                 }
+                if let Some(samples) = &usable.samples {
+                    samples.record(answer.received, latency);
+                }
                 self.pool.observe(&reply_event(node.id, answer.received, latency, true));
                 Ended::Answered { answer, channel: channel.clone(), sent: now }
             }
             other => {
                 let at = Instant::now();
-                let (outcome, ended) = self.judge(node.addr, channel, request, other, may_repeat, at.saturating_duration_since(now));
+                let (outcome, ended) =
+                    self.judge(node.addr, channel, request, other, may_repeat, at.saturating_duration_since(now));
                 let failed = matches!(outcome, Outcome::Failed(_));
                 if in_flight.end(at, outcome) {
                     self.pool.poke();
@@ -225,9 +256,10 @@ impl Inner {
             Err(ExchangeError::Failed(Failure::Silent)) => {
                 (Outcome::Failed(elapsed), Ended::Started(lost(true, "the node has fallen silent"), may_repeat))
             }
-            Err(ExchangeError::Failed(Failure::Closed { sent: true })) => {
-                (Outcome::Failed(elapsed), Ended::Started(lost(true, "the connection closed before the answer"), may_repeat))
-            }
+            Err(ExchangeError::Failed(Failure::Closed { sent: true })) => (
+                Outcome::Failed(elapsed),
+                Ended::Started(lost(true, "the connection closed before the answer"), may_repeat),
+            ),
             Err(ExchangeError::Failed(Failure::Closed { sent: false })) => {
                 let error = lost(false, "the connection closed before the request had left");
                 (Outcome::ApplicationError, Ended::NotStarted(error))
@@ -275,16 +307,10 @@ impl Inner {
     /// Waits until there may be a node to choose: for the first list, a first connection, room on
     /// a full one, or a pause before those that refused are asked again.
     #[cold]
-    async fn wait_for_choice<P: ?Sized>(
-        &self,
-        progress: &mut Progress,
-        request: &Request<'_, P>,
-    ) -> Result<(), Error> {
+    async fn wait_for_choice<P: ?Sized>(&self, progress: &mut Progress, request: &Request<'_, P>) -> Result<(), Error> {
         let mut published = self.pool.published();
         let snapshot = self.pool.snapshot();
-        let left = |snapshot: &Snapshot| {
-            snapshot.usable.iter().any(|u| !progress.tried.contains(&u.node.id))
-        };
+        let left = |snapshot: &Snapshot| snapshot.usable.iter().any(|u| !progress.tried.contains(&u.node.id));
         if left(&snapshot) {
             return Ok(());
         }

@@ -5,14 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rpc_core::registry::{Health, Members, Registry};
-use rpc_core::{Error, ErrorKind, RegistryState, registry};
+use rpc_core::{Deadline, Error, RegistryState, registry};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::balance::{self, Policy};
+use crate::expire::ExpiryJob;
 use crate::pool::Pool;
+use crate::report::Reporter;
 use crate::retry_budget::SharedBudget;
 use crate::snapshot::NodeStatus;
 use crate::{CallOptions, ClientConfig, Reply};
@@ -29,6 +31,8 @@ pub(crate) struct Inner {
     pub(crate) pool: Pool,
     pub(crate) budget: SharedBudget,
     pub(crate) registry: Arc<dyn Registry>,
+    reporter: Option<Arc<Reporter>>,
+    _expiry: Option<ExpiryJob>,
     members: watch::Receiver<Arc<Members>>,
     pub(crate) health: watch::Receiver<Health>,
 }
@@ -48,6 +52,12 @@ impl ClientBuilder {
         self
     }
 
+    /// Calls wait, within their time, for a first node; see [`ClientConfig::wait_for_node`].
+    pub fn wait_for_node(mut self) -> Self {
+        self.config.wait_for_node = true;
+        self
+    }
+
     /// The balancing policy, `fastest` by default. [`balance::policy`] finds the built-in ones by
     /// name.
     pub fn policy(mut self, policy: Box<dyn Policy>) -> Self {
@@ -59,7 +69,7 @@ impl ClientBuilder {
     /// valid; calls wait, within their time, for the first list.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] if it is no registry URL, or has options that do not exist.
+    /// [`crate::ErrorKind::Config`] if it is no registry URL, or has options that do not exist.
     pub async fn connect(self, url: &str) -> Result<Client, Error> {
         let registry = registry::open(&url.parse()?)?;
         Ok(self.connect_to(registry))
@@ -67,16 +77,20 @@ impl ClientBuilder {
 
     /// The same with a registry that is open already.
     pub fn connect_to(self, registry: Arc<dyn Registry>) -> Client {
-        let policy = self.policy.unwrap_or_else(|| {
-            balance::policy(balance::POLICY_DEFAULT).expect("the default policy is in the table")
-        });
+        let policy = self
+            .policy
+            .unwrap_or_else(|| balance::policy(balance::POLICY_DEFAULT).expect("the default policy is in the table"));
         // Seeded by the standard library's own randomness: clients must not choose in step.
         let seed = RandomState::new().hash_one(std::process::id());
-        let pool = Pool::new(&registry, policy, self.config.clone(), seed);
+        let config = self.config;
+        let reporter = config.write_back.then(|| Arc::new(Reporter::spawn(&registry, config.write_interval, seed)));
+        let expiry = if config.write_back { ExpiryJob::spawn(&registry, &config.expiry) } else { None };
+        let pool = Pool::new(&registry, policy, config.clone(), reporter.clone(), seed);
         let members = registry.members();
         let health = registry.health();
         let budget = SharedBudget::new(Instant::now());
-        Client { inner: Arc::new(Inner { config: self.config, pool, budget, registry, members, health }) }
+        let inner = Inner { config, pool, budget, reporter, registry, members, health, _expiry: expiry };
+        Client { inner: Arc::new(inner) }
     }
 }
 
@@ -84,7 +98,7 @@ impl Client {
     /// A client with default options; see [`ClientBuilder::connect`].
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] if it is no registry URL.
+    /// [`crate::ErrorKind::Config`] if it is no registry URL.
     pub async fn connect(url: &str) -> Result<Self, Error> {
         Self::builder().connect(url).await
     }
@@ -98,7 +112,7 @@ impl Client {
     /// object, or `null` for none; a tuple is an array.
     ///
     /// # Errors
-    /// See [`ErrorKind`].
+    /// See [`crate::ErrorKind`].
     ///
     /// # Cancellation
     /// Dropping the future takes the call back: the handler is dropped at its next await.
@@ -114,7 +128,7 @@ impl Client {
     /// [`Client::call`] with options.
     ///
     /// # Errors
-    /// See [`ErrorKind`].
+    /// See [`crate::ErrorKind`].
     pub async fn call_with<P, R>(&self, method: &str, params: &P, options: &CallOptions) -> Result<R, Error>
     where
         P: Serialize + ?Sized,
@@ -126,12 +140,12 @@ impl Client {
     /// [`Client::call`] whose result comes with who gave it, how long it took and what was tried.
     ///
     /// # Errors
-    /// See [`ErrorKind`].
+    /// See [`crate::ErrorKind`].
     pub async fn call_detailed<P>(&self, method: &str, params: &P, options: &CallOptions) -> Result<Reply, Error>
     where
         P: Serialize + ?Sized,
     {
-        Ok(self.inner.call(method, params, options).await?.into_reply())
+        self.inner.call(method, params, options).await?.into_reply()
     }
 
     /// Sends a notification: a call that is not answered. Returns when it is on its way; whether
@@ -180,7 +194,11 @@ impl Client {
     /// Delivers what is still to be written back to the registry, within `timeout`, and ends all
     /// background work. Calls made afterwards fail.
     pub async fn close(self, timeout: Duration) {
-        self.inner.registry.close(timeout).await;
+        let deadline = Deadline::after(Instant::now(), timeout);
+        if let Some(reporter) = &self.inner.reporter {
+            reporter.flush(deadline).await;
+        }
+        self.inner.registry.close(deadline.remaining(Instant::now())).await;
     }
 }
 
@@ -200,7 +218,7 @@ impl Inner {
     }
 
     /// An error with all that is known about why.
-    pub(crate) fn error(&self, kind: ErrorKind, attempts: Vec<rpc_core::Attempt>) -> Error {
+    pub(crate) fn error(&self, kind: rpc_core::ErrorKind, attempts: Vec<rpc_core::Attempt>) -> Error {
         Error::from(kind).with_attempts(attempts).with_registry(self.registry_state())
     }
 }

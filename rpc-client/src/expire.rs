@@ -22,13 +22,13 @@ const RESETS_MAX: usize = 8;
 /// The scheduled job of a client: of all clients of a registry, the one that holds the lease runs it, once
 /// in the whole cluster at each firing. It ends when this is dropped, and another client takes over.
 #[derive(Debug)]
-pub struct ExpiryJob {
+pub(crate) struct ExpiryJob {
     _task: AbortOnDropHandle<()>,
 }
 
 impl ExpiryJob {
     /// Starts the job; none where the registry cannot coordinate or be written.
-    pub fn spawn(registry: &Arc<dyn Registry>, schedule: &Schedule) -> Option<Self> {
+    pub(crate) fn spawn(registry: &Arc<dyn Registry>, schedule: &Schedule) -> Option<Self> {
         let coordination = registry.coordination().filter(|_| registry.capabilities().write_back)?;
         let firings = Firings::start(schedule);
         let work = work(registry, &*coordination, schedule.period(), firings, unix_seconds);

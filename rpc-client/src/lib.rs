@@ -40,4 +40,5 @@ pub use call::Reply;
 pub use client::{Client, ClientBuilder};
 pub use options::{CallOptions, ClientConfig};
 pub use rpc_core::{Attempt, Error, ErrorKind, RegistryState, RpcError};
+pub use schedule::Schedule;
 pub use snapshot::{ConnectionState, NodeStatus};

@@ -92,6 +92,7 @@ impl Node {
             latency_us: state.load.latency_us(now),
             registry_us: if old { 0 } else { state.response_time_us },
             failure: state.load.failure(now),
+            reports: false,
             report: None,
             usable_for: now.saturating_duration_since(usable_since),
         }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::schedule::Schedule;
+use crate::write_back;
 use rpc_core::protocol::{CALL_TIMEOUT, CONNECT_TIMEOUT, MESSAGE_BYTES_MAX};
 
 /// Limits and times of a client.
@@ -22,6 +24,11 @@ pub struct ClientConfig {
     /// Whether measured response times are written back to the registry (requirement S6) and this
     /// client takes part in the expiry job (S7). Default: yes.
     pub write_back: bool,
+    /// How often the response time of a node is written back at most, counting everybody's
+    /// writes. Default: 1 s.
+    pub write_interval: Duration,
+    /// When the expiry job runs. Default: every 5 s.
+    pub expiry: Schedule,
 }
 
 impl Default for ClientConfig {
@@ -33,6 +40,8 @@ impl Default for ClientConfig {
             connections_per_node: 1,
             wait_for_node: false,
             write_back: true,
+            write_interval: write_back::INTERVAL,
+            expiry: Schedule::default(),
         }
     }
 }

@@ -20,7 +20,7 @@ const HALF_LIFE: Duration = Duration::from_millis(2500);
 /// Counts latencies in two halves: the older half is forgotten when the newer one is 2.5 s old, so
 /// a latency counts for 2.5 to 5 s. Six kilobytes, whatever the number of calls.
 #[derive(Clone, Debug)]
-pub struct RecentLatencies {
+pub(crate) struct RecentLatencies {
     newer: Counts,
     older: Counts,
     turned_at: Instant,
@@ -29,12 +29,12 @@ pub struct RecentLatencies {
 
 impl RecentLatencies {
     /// None yet.
-    pub fn new(now: Instant) -> Self {
+    pub(crate) fn new(now: Instant) -> Self {
         Self { newer: Counts::new(), older: Counts::new(), turned_at: now, since: None }
     }
 
     /// Counts one.
-    pub fn record(&mut self, now: Instant, latency: Duration) {
+    pub(crate) fn record(&mut self, now: Instant, latency: Duration) {
         self.turn(now);
         self.newer.add(u64::try_from(latency.as_micros()).unwrap_or(u64::MAX));
         self.since.get_or_insert(now);
@@ -42,13 +42,13 @@ impl RecentLatencies {
 
     /// When the first of those that count was recorded, if there are any. It stays as long as there
     /// are any, also when that first one has been forgotten.
-    pub fn since(&mut self, now: Instant) -> Option<Instant> {
+    pub(crate) fn since(&mut self, now: Instant) -> Option<Instant> {
         self.turn(now);
         self.since
     }
 
     /// Their median in whole microseconds, at least 1; none if there are none.
-    pub fn median_us(&mut self, now: Instant) -> Option<u64> {
+    pub(crate) fn median_us(&mut self, now: Instant) -> Option<u64> {
         self.turn(now);
         let total = self.newer.total + self.older.total;
         // Of an even number, the lower of the two in the middle.
@@ -63,7 +63,7 @@ impl RecentLatencies {
     }
 
     /// Forgets all.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.newer.clear();
         self.older.clear();
         self.since = None;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// Unannounced removals within this time count together.
-pub const WINDOW: Duration = Duration::from_secs(5);
+pub(crate) const WINDOW: Duration = Duration::from_secs(5);
 
 /// Decides which nodes to keep although the registry does not list them any more.
 ///
@@ -24,7 +24,7 @@ pub const WINDOW: Duration = Duration::from_secs(5);
 ///   its leaving, or its connection closes or is refused. Time alone does not end the doubt:
 ///   what answers is used.
 #[derive(Clone, Debug, Default)]
-pub struct RemovalDoubt {
+pub(crate) struct RemovalDoubt {
     listed: BTreeSet<SocketAddr>,
     doubted: BTreeSet<SocketAddr>,
     /// Unannounced removals within the window, believed or not, oldest first.
@@ -33,7 +33,7 @@ pub struct RemovalDoubt {
 
 impl RemovalDoubt {
     /// Starts with an empty list.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::default()
     }
 
@@ -41,7 +41,7 @@ impl RemovalDoubt {
     ///
     /// `announced` says of a node whether it announced its leaving; `alive` whether its connection is
     /// open, or is being opened for the first time and has not been refused.
-    pub fn apply(
+    pub(crate) fn apply(
         &mut self,
         now: Instant,
         list: impl IntoIterator<Item = SocketAddr>,
@@ -63,12 +63,13 @@ impl RemovalDoubt {
 
     /// The connection of a node closed or was refused, or the node announced its leaving. `true` if the
     /// node was kept by doubt alone, and is gone now.
-    pub fn believe(&mut self, node: SocketAddr) -> bool {
+    pub(crate) fn believe(&mut self, node: SocketAddr) -> bool {
         self.doubted.remove(&node)
     }
 
+    #[cfg(test)]
     /// The nodes that are kept although they are not listed.
-    pub fn doubted(&self) -> &BTreeSet<SocketAddr> {
+    pub(crate) fn doubted(&self) -> &BTreeSet<SocketAddr> {
         &self.doubted
     }
 

@@ -40,7 +40,7 @@ const FLUSHES_MAX: usize = 4;
 /// One task owns all writing; it ends when the reporter is dropped. Without the capability
 /// `write_back` there is no task and recording does nothing.
 #[derive(Debug)]
-pub struct Reporter {
+pub(crate) struct Reporter {
     nodes: Arc<Nodes>,
     flushes: mpsc::Sender<oneshot::Sender<()>>,
     task: Option<AbortOnDropHandle<()>>,
@@ -48,7 +48,7 @@ pub struct Reporter {
 
 /// The latencies of one incarnation of one node. The call path holds it and records into it.
 #[derive(Debug)]
-pub struct NodeSamples {
+pub(crate) struct NodeSamples {
     addr: SocketAddr,
     incarnation: String,
     /// None if nothing is ever written.
@@ -82,7 +82,7 @@ struct Nodes {
 impl Reporter {
     /// Starts the task. `interval` is brought into the range that keeps entries in use from expiring;
     /// `seed` is any random number, another one in each client.
-    pub fn spawn(registry: &Arc<dyn Registry>, interval: Duration, seed: u64) -> Self {
+    pub(crate) fn spawn(registry: &Arc<dyn Registry>, interval: Duration, seed: u64) -> Self {
         let nodes = Arc::<Nodes>::default();
         let (flushes, flush_rx) = mpsc::channel(FLUSHES_MAX);
         let task = registry.capabilities().write_back.then(|| {
@@ -100,7 +100,7 @@ impl Reporter {
     }
 
     /// Where to record the latencies of this incarnation of a node. The same for equal arguments.
-    pub fn node(&self, addr: SocketAddr, incarnation: &str) -> Arc<NodeSamples> {
+    pub(crate) fn node(&self, addr: SocketAddr, incarnation: &str) -> Arc<NodeSamples> {
         let key = (addr, incarnation.to_owned());
         let mut nodes = self.nodes.by_incarnation.lock();
         let samples = nodes.entry(key).or_insert_with(|| {
@@ -113,7 +113,7 @@ impl Reporter {
 
     /// Delivers what was measured of nodes whose response time is unknown, and waits for the writes
     /// under way, until `deadline`. For clients that end after a call or two.
-    pub async fn flush(&self, deadline: Deadline) {
+    pub(crate) async fn flush(&self, deadline: Deadline) {
         if self.task.is_none() {
             return;
         }
@@ -128,7 +128,7 @@ impl Reporter {
 impl NodeSamples {
     /// Records the latency of a call that succeeded, send to reply. One short lock and a few
     /// additions. Failed calls are not recorded: they say nothing of how fast the node answers.
-    pub fn record(&self, now: Instant, latency: Duration) {
+    pub(crate) fn record(&self, now: Instant, latency: Duration) {
         let Some(wake) = &self.wake else { return };
         let mut state = self.state.lock();
         let first = state.latencies.since(now).is_none();

@@ -7,14 +7,14 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Each call earns a tenth of a repeat: in a total outage, retries add at most 10 % load.
-pub const PERMILLE_PER_CALL: u64 = 100;
+pub(crate) const PERMILLE_PER_CALL: u64 = 100;
 
 /// Repeats earned a second whatever the traffic, so that a client that calls rarely may repeat too.
-pub const PER_SECOND: u64 = 3;
+pub(crate) const PER_SECOND: u64 = 3;
 
 /// The most that can be saved up, and what a client starts with: enough to move the calls in flight
 /// of one lost connection.
-pub const BURST: u64 = 100;
+pub(crate) const BURST: u64 = 100;
 
 /// One repeat, in the unit that the budget counts in.
 const REPEAT: u64 = 1000;
@@ -25,25 +25,25 @@ const REPEAT: u64 = 1000;
 /// It limits attempts that may have started (only idempotent calls are repeated then). An attempt
 /// that was provably not started costs nothing, so it does not come here.
 #[derive(Clone, Debug)]
-pub struct RetryBudget {
+pub(crate) struct RetryBudget {
     permille: u64,
     filled_at: Instant,
 }
 
 impl RetryBudget {
     /// A full budget.
-    pub fn new(now: Instant) -> Self {
+    pub(crate) fn new(now: Instant) -> Self {
         Self { permille: BURST * REPEAT, filled_at: now }
     }
 
     /// Earns the share of `count` new calls. They can be counted elsewhere and handed over late,
     /// in one sum: only what was spent in between could tell the difference, and nothing was.
-    pub fn calls(&mut self, count: u64) {
+    pub(crate) fn calls(&mut self, count: u64) {
         self.earn(count.saturating_mul(PERMILLE_PER_CALL));
     }
 
     /// Takes one repeat out of the budget; `false` if there is none.
-    pub fn try_spend(&mut self, now: Instant) -> bool {
+    pub(crate) fn try_spend(&mut self, now: Instant) -> bool {
         self.fill(now);
         let allowed = self.permille >= REPEAT;
         if allowed {
@@ -52,8 +52,9 @@ impl RetryBudget {
         allowed
     }
 
+    #[cfg(test)]
     /// Whole repeats that are left at `now`.
-    pub fn left(&self, now: Instant) -> u64 {
+    pub(crate) fn left(&self, now: Instant) -> u64 {
         let mut then = self.clone();
         then.fill(now);
         then.permille / REPEAT
@@ -74,24 +75,24 @@ impl RetryBudget {
 
 /// A [`RetryBudget`] for many callers. Counting a call takes no lock.
 #[derive(Debug)]
-pub struct SharedBudget {
+pub(crate) struct SharedBudget {
     calls: AtomicU64,
     budget: Mutex<RetryBudget>,
 }
 
 impl SharedBudget {
     /// A full budget.
-    pub fn new(now: Instant) -> Self {
+    pub(crate) fn new(now: Instant) -> Self {
         Self { calls: AtomicU64::new(0), budget: Mutex::new(RetryBudget::new(now)) }
     }
 
     /// Counts a call.
-    pub fn call(&self) {
+    pub(crate) fn call(&self) {
         self.calls.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Takes one repeat out of the budget; `false` if there is none.
-    pub fn try_spend(&self, now: Instant) -> bool {
+    pub(crate) fn try_spend(&self, now: Instant) -> bool {
         let mut budget = self.budget.lock();
         budget.calls(self.calls.swap(0, Ordering::Relaxed));
         budget.try_spend(now)

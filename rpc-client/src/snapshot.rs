@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use crate::balance::{NodeView, View};
 use crate::channel::Channel;
 use crate::node::Node;
+use crate::report::NodeSamples;
 
 /// The nodes that take calls. Published as one, never changed after that.
 #[derive(Default)]
@@ -64,12 +65,19 @@ pub(crate) struct Usable {
     pub(crate) node: Arc<Node>,
     pub(crate) channels: Vec<Arc<Channel>>,
     pub(crate) since: Instant,
+    /// Where to record latencies for the write-back.
+    pub(crate) samples: Option<Arc<NodeSamples>>,
     next: AtomicUsize,
 }
 
 impl Usable {
-    pub(crate) fn new(node: Arc<Node>, channels: Vec<Arc<Channel>>, since: Instant) -> Self {
-        Self { node, channels, since, next: AtomicUsize::new(0) }
+    pub(crate) fn new(
+        node: Arc<Node>,
+        channels: Vec<Arc<Channel>>,
+        since: Instant,
+        samples: Option<Arc<NodeSamples>>,
+    ) -> Self {
+        Self { node, channels, since, samples, next: AtomicUsize::new(0) }
     }
 
     /// The connection for the next call: each in turn.

@@ -7,31 +7,31 @@ use tokio::time::Instant;
 
 /// Time between two writes of one entry, whoever writes. A second keeps the load on the registry
 /// at one write per node and second and leaves four tries before an entry is out of date.
-pub const INTERVAL: Duration = Duration::from_secs(1);
+pub(crate) const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Longest interval that can be configured: with the jitter, an entry is then still rewritten
 /// before it is 4 s old.
-pub const INTERVAL_MAX: Duration = Duration::from_secs(2);
+pub(crate) const INTERVAL_MAX: Duration = Duration::from_secs(2);
 
 /// Shortest interval that can be configured.
-pub const INTERVAL_MIN: Duration = Duration::from_millis(50);
+pub(crate) const INTERVAL_MIN: Duration = Duration::from_millis(50);
 
 /// An entry whose value did not move is written again at this age, so that it does not expire at
 /// 5 s while it is in use.
-pub const REFRESH_AFTER: Duration = Duration::from_millis(2500);
+pub(crate) const REFRESH_AFTER: Duration = Duration::from_millis(2500);
 
 /// Longest jitter beyond the interval or the refresh.
-pub const JITTER_MAX: Duration = Duration::from_secs(1);
+pub(crate) const JITTER_MAX: Duration = Duration::from_secs(1);
 
 /// How often a client writes: the interval, and its own share of chance in it. All clients see the last
 /// write at about the same moment; without the chance they would all write next at the same moment
 /// too, and nearly all of them in vain.
 #[derive(Clone, Copy, Debug)]
-pub struct Pace {
+pub(crate) struct Pace {
     /// Time between two writes of one entry by anybody.
-    pub interval: Duration,
+    pub(crate) interval: Duration,
     /// From 0 up to 1, drawn anew for each version of the entry.
-    pub jitter: f64,
+    pub(crate) jitter: f64,
 }
 
 /// Whether a client that measured `median_us` since `since` is to write the entry now.
@@ -42,7 +42,7 @@ pub struct Pace {
 /// * An entry whose value did not move is refreshed between 2.5 and 3.5 s.
 ///
 /// Ages are counted from the entry's last change by anybody.
-pub fn is_due(entry: &Member, median_us: u64, since: Instant, now: Instant, pace: Pace) -> bool {
+pub(crate) fn is_due(entry: &Member, median_us: u64, since: Instant, now: Instant, pace: Pace) -> bool {
     let known_us = entry.response_time_us(now);
     if known_us == 0 {
         let pending = now.saturating_duration_since(since.max(entry.changed_at));

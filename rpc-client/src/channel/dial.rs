@@ -108,8 +108,7 @@ where
             n => input.filled(n),
         }
     };
-    let hello =
-        Hello { peer: peer(answer, limit)?, input, round_trip: sent.elapsed(), random: options.random };
+    let hello = Hello { peer: peer(answer, limit)?, input, round_trip: sent.elapsed(), random: options.random };
     Ok(Channel::new(node, read_half, write_half, hello))
 }
 
@@ -117,8 +116,8 @@ fn peer(answer: Result<Vec<u8>, Vec<u8>>, limit: usize) -> Result<Peer, DialErro
     let text = match answer {
         Ok(text) => text,
         Err(text) => {
-            let error: RpcError = serde_json::from_slice(&text)
-                .map_err(|e| DialError::Protocol(format!("a malformed error: {e}")))?;
+            let error: RpcError =
+                serde_json::from_slice(&text).map_err(|e| DialError::Protocol(format!("a malformed error: {e}")))?;
             // Any JSON-RPC server will do: without hello it has no pings, and nothing is known of
             // its methods.
             return match error.code {

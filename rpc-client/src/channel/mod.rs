@@ -24,11 +24,11 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-pub(crate) use dial::{DialError, DialOptions, dial};
+pub(crate) use dial::{DialOptions, dial};
 pub(crate) use exchange::{Exchange, ExchangeError};
 use liveness::Liveness;
-pub(crate) use slots::{Answer, Failure};
 use slots::Slots;
+pub(crate) use slots::{Answer, Failure};
 
 /// Bytes that may wait for the socket. A call beyond that waits or takes another node.
 const OUT_MAX: usize = 8 * 1024 * 1024;
@@ -157,12 +157,6 @@ impl Channel {
     /// Whether it takes calls, now and later.
     pub(crate) fn status(&self) -> watch::Receiver<Status> {
         self.shared.status.subscribe()
-    }
-
-    /// Whether a call would find a slot.
-    pub(crate) fn has_room(&self) -> bool {
-        let state = self.shared.state.lock();
-        !state.slots.is_full() && state.out.len() < OUT_MAX
     }
 
     /// Waits until a call may find a slot. It may have to ask again.

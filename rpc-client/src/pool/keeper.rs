@@ -17,6 +17,7 @@ use crate::breaker::{BreakerState, out_of_fleet};
 use crate::channel::{Channel, Status};
 use crate::node::Node;
 use crate::removal_doubt::RemovalDoubt;
+use crate::report::Reporter;
 use crate::snapshot::{ConnectionState, Listed, Snapshot, Usable};
 
 /// Reports that may wait for the keeper; connectors wait beyond it.
@@ -26,6 +27,7 @@ pub(super) struct Keeper {
     shared: Arc<Shared>,
     registry: Arc<dyn Registry>,
     config: ClientConfig,
+    reporter: Option<Arc<Reporter>>,
     nodes: BTreeMap<SocketAddr, Entry>,
     doubt: RemovalDoubt,
     known: bool,
@@ -51,12 +53,18 @@ struct Connection {
 }
 
 impl Keeper {
-    pub(super) fn new(shared: Arc<Shared>, registry: Arc<dyn Registry>, config: ClientConfig) -> Self {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        registry: Arc<dyn Registry>,
+        config: ClientConfig,
+        reporter: Option<Arc<Reporter>>,
+    ) -> Self {
         let (report_tx, reports) = mpsc::channel(REPORTS_MAX);
         Self {
             shared,
             registry,
             config,
+            reporter,
             nodes: BTreeMap::new(),
             doubt: RemovalDoubt::new(),
             known: false,
@@ -234,7 +242,11 @@ impl Keeper {
                 continue;
             }
             let since = *entry.usable_since.get_or_insert(now);
-            usable.push(Arc::new(Usable::new(entry.node.clone(), channels, since)));
+            // What was measured belongs to the incarnation that answered, whatever the list says.
+            let incarnation = &channels[0].peer.incarnation;
+            let reporter = self.reporter.as_ref().filter(|_| !incarnation.is_empty());
+            let samples = reporter.map(|r| r.node(entry.node.addr, incarnation));
+            usable.push(Arc::new(Usable::new(entry.node.clone(), channels, since, samples)));
         }
         usable
     }
@@ -258,9 +270,8 @@ impl Entry {
     }
 
     fn listed(&self, breaker: BreakerState) -> Listed {
-        let has = |wanted: fn(&Status) -> bool| {
-            self.connections.iter().any(|c| c.channel.is_some() && wanted(&c.status))
-        };
+        let has =
+            |wanted: fn(&Status) -> bool| self.connections.iter().any(|c| c.channel.is_some() && wanted(&c.status));
         let connection = if self.node.is_leaving() {
             ConnectionState::Leaving
         } else if matches!(breaker, BreakerState::Ejected { .. }) {

@@ -18,7 +18,11 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::ClientConfig;
 use crate::balance::{Decision, Event, NodeId, Pick, Policy, Random};
+use crate::report::Reporter;
 use crate::snapshot::{Snapshot, SnapshotView, Usable};
+
+/// Times that a policy may ask for probes before it has to choose.
+const PROBES_MAX: u32 = 4;
 
 /// Channels to the nodes of the registry, and the policy that chooses among them. Dropping it
 /// closes all of them.
@@ -49,7 +53,13 @@ pub(crate) struct Choice {
 
 impl Pool {
     /// Follows `registry` until dropped.
-    pub(crate) fn new(registry: &Arc<dyn Registry>, policy: Box<dyn Policy>, config: ClientConfig, seed: u64) -> Self {
+    pub(crate) fn new(
+        registry: &Arc<dyn Registry>,
+        policy: Box<dyn Policy>,
+        config: ClientConfig,
+        reporter: Option<Arc<Reporter>>,
+        seed: u64,
+    ) -> Self {
         let shared = Arc::new(Shared {
             snapshot: ArcSwap::default(),
             published: watch::Sender::new(0),
@@ -58,7 +68,7 @@ impl Pool {
             policy: Mutex::new(policy),
             seeds: AtomicU64::new(seed),
         });
-        let keeper = keeper::Keeper::new(shared.clone(), registry.clone(), config);
+        let keeper = keeper::Keeper::new(shared.clone(), registry.clone(), config, reporter);
         let keeper = AbortOnDropHandle::new(tokio::spawn(keeper.run()));
         Self { shared, _keeper: keeper }
     }
@@ -77,14 +87,20 @@ impl Pool {
     pub(crate) fn choose(&self, now: Instant, key: Option<u64>, tried: &[NodeId]) -> Option<Choice> {
         let snapshot = self.shared.snapshot.load();
         let view = SnapshotView { usable: &snapshot.usable, now };
-        let pick = Pick { key, now, seed: self.shared.seed(), excluded: tried };
-        match self.shared.policy.lock().decide(&view, &pick) {
-            Decision::Send { index, bound } => {
-                let usable = snapshot.usable[index].clone();
-                Some(Choice { usable, bound, alone: snapshot.usable.len() == 1 })
+        let mut pick = Pick { key, now, seed: self.shared.seed(), excluded: tried, probed: 0 };
+        let mut policy = self.shared.policy.lock();
+        while pick.probed <= PROBES_MAX {
+            match policy.decide(&view, &pick) {
+                Decision::Send { index, bound } => {
+                    let usable = snapshot.usable[index].clone();
+                    return Some(Choice { usable, bound, alone: snapshot.usable.len() == 1 });
+                }
+                // No node's view says that it reports, so there is no answer to wait for.
+                Decision::Probe { .. } => pick.probed += 1,
+                Decision::NoNode => return None,
             }
-            Decision::Probe { .. } | Decision::NoNode => None,
         }
+        None
     }
 
     /// A breaker changed its mind: the usable nodes are to be determined again.
