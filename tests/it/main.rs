@@ -2,5 +2,6 @@
 #![allow(clippy::unwrap_used, reason = "nothing but tests is in here")]
 
 mod protocol;
+mod readme;
 mod tidy;
 mod zookeeper;

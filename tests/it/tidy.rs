@@ -46,7 +46,7 @@ fn root() -> &'static Path {
 }
 
 /// The path and text of every Rust file below `directory`, paths relative to the root.
-fn rust_files(directory: &str) -> Vec<(String, String)> {
+pub(crate) fn rust_files(directory: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut pending = vec![root().join(directory)];
     while let Some(path) = pending.pop() {
@@ -63,7 +63,7 @@ fn rust_files(directory: &str) -> Vec<(String, String)> {
 }
 
 /// The numbered lines of `text` before its unit tests; none of a file that holds tests only.
-fn code<'a>(path: &str, text: &'a str) -> Vec<(usize, &'a str)> {
+pub(crate) fn code<'a>(path: &str, text: &'a str) -> Vec<(usize, &'a str)> {
     if path.ends_with("/testing.rs") || path.ends_with("/tests.rs") {
         return Vec::new();
     }

@@ -1,0 +1,54 @@
+//! The README keeps its word: its commands work, and its table has every default.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use rpc_tests::shell_blocks;
+
+use crate::tidy::{code, rust_files};
+
+fn readme() -> String {
+    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md")).unwrap()
+}
+
+#[tokio::test]
+async fn its_commands_work() {
+    let mut broken = String::new();
+    for section in shell_blocks::sections(&readme()) {
+        if let Err(reason) = shell_blocks::run(&section).await {
+            writeln!(broken, "{reason}").unwrap();
+        }
+    }
+    assert!(broken.is_empty(), "\n{broken}");
+}
+
+/// Facts of the wire that are no defaults; docs/PROTOCOL.md has them.
+const NOT_OPTIONS: &[&str] = &["protocol::LENGTH_BYTES", "protocol::PROTOCOL_VERSION"];
+
+/// A default or limit that users meet: a public constant that is a number or a time, or any that
+/// calls itself a default.
+fn constant(line: &str) -> Option<&str> {
+    let (public, rest) = match line.strip_prefix("pub const ") {
+        Some(rest) => (true, rest),
+        None => (false, line.strip_prefix("const ")?),
+    };
+    let (name, rest) = rest.split_once(": ")?;
+    let kind = rest.split(" = ").next()?;
+    let is_value = ["Duration", "usize", "u32", "u64", "f64"].contains(&kind);
+    ((public && is_value) || name.ends_with("_DEFAULT")).then_some(name)
+}
+
+#[test]
+fn its_table_has_every_default() {
+    let readme = readme();
+    let files = ["rpc-core/src", "rpc-server/src", "rpc-client/src"].into_iter().flat_map(rust_files);
+    let mut found = Vec::new();
+    for (path, text) in files {
+        let module = path.trim_end_matches(".rs").trim_end_matches("/mod").rsplit('/').next().unwrap();
+        let names = code(&path, &text).into_iter().filter_map(|(_, line)| constant(line));
+        found.extend(names.map(|name| format!("{module}::{name}")));
+    }
+    assert!(found.iter().any(|name| name == "protocol::CALL_TIMEOUT"), "{found:?}");
+    found.retain(|name| !NOT_OPTIONS.contains(&&**name) && !readme.contains(&format!("`{name}`")));
+    assert!(found.is_empty(), "README.md lacks rows for {found:#?}");
+}
