@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rpc_core::backoff::full_jitter;
 use rpc_core::protocol::{self, code};
-use rpc_core::wire::{EncodeError, RequestMeta};
+use rpc_core::wire::{EncodeError, RequestMeta, exact_result};
 use rpc_core::{Attempt, Deadline, Error, ErrorKind, RpcError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -59,7 +59,7 @@ pub(crate) struct Success {
 impl Success {
     #[inline]
     pub(crate) fn into_result<R: DeserializeOwned>(self) -> Result<R, Error> {
-        match serde_json::from_slice(&self.answer.body) {
+        match decode(&self.answer.body) {
             Ok(result) => {
                 self.channel.recycle(self.answer.body);
                 Ok(result)
@@ -70,7 +70,7 @@ impl Success {
 
     pub(crate) fn into_reply(self) -> Result<Reply, Error> {
         let node = self.node;
-        let result = serde_json::from_slice(&self.answer.body)
+        let result = decode(&self.answer.body)
             .map_err(|e| Error::from(ErrorKind::Decode { node, reason: format!("the result is no JSON: {e}") }))?;
         let mut attempts = self.attempts;
         attempts.push(attempt(node, self.answer.received.saturating_duration_since(self.sent), "ok"));
@@ -409,6 +409,15 @@ fn hash(key: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     key.hash(&mut hasher);
     hasher.finish()
+}
+
+/// Reads a result. Where it does not fit, further members of the message may have followed it.
+#[inline]
+fn decode<R: DeserializeOwned>(body: &[u8]) -> serde_json::Result<R> {
+    serde_json::from_slice(body).or_else(|error| match exact_result(body) {
+        Some(result) => serde_json::from_slice(&result),
+        None => Err(error),
+    })
 }
 
 /// Says which part of a result does not fit the type that was asked for.

@@ -5,16 +5,18 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
 
+use rpc_client::Client;
 use rpc_core::protocol::{self, ERROR_CODES, code, feature};
 use rpc_core::wire::{
     Frame, FrameBuffer, Id, Incoming, Request, RequestMeta, Response, parse, parse_any, parse_element, put_error,
     put_notification, put_request, put_result,
 };
-use rpc_core::{Error, RpcError};
+use rpc_core::{Error, ErrorKind, RpcError};
 use rpc_server::{Method, Server};
 use rpc_tests::raw::RawPeer;
 use serde::Deserialize;
 use serde_json::json;
+use tokio::net::TcpListener;
 
 const DOCUMENT: &str = include_str!("../../docs/PROTOCOL.md");
 const INCARNATION: &str = "6f1c1d5e-6d0c-4b5e-9a57-0c4f6f0a7b11";
@@ -223,6 +225,47 @@ async fn members_may_come_in_any_order() {
     assert!(hello.contains(r#""version":1"#), "{hello}");
     let cut = peer.ask(r#"{"jsonrpc":"2.0","id":1024,"method":"echo","params":{"text":"hi}}"#).await;
     assert!(cut.starts_with(r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"#), "{cut}");
+}
+
+/// A server of somebody else's: it knows no hello and spells its answers in ways of its own.
+async fn foreign_server(listener: TcpListener) {
+    let (stream, _) = listener.accept().await.unwrap();
+    let mut peer = RawPeer::new(stream);
+    while let Some(text) = peer.receive().await {
+        let Incoming::Request(request) = parse(text.as_bytes()) else { panic!("{text}") };
+        let Some(Id::Number(id)) = request.id else { continue };
+        let answer = match &*request.method {
+            "result first" => format!(r#" {{ "result" : [1], "id" : {id}, "jsonrpc" : "2.0" }} "#),
+            "more follows" => format!(r#"{{"jsonrpc":"2.0","id":{id},"result":[1],"meta":{{"a":{{}}}},"x":null}}"#),
+            "null first" => format!(r#"{{"error":null,"result":[1],"id":{id},"jsonrpc":"2.0"}}"#),
+            "with null" => format!(r#"{{"jsonrpc":"2.0","id":{id},"result":[1],"error":null}}"#),
+            "error" => format!(r#"{{"id":{id},"error":{{"message":"no","code":7}},"jsonrpc":"2.0"}}"#),
+            "broken" => format!(r#"{{"jsonrpc":"2.0","id":{id},"result":[1],"x"}}"#),
+            _ => format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":-32601,"message":"unknown"}}}}"#),
+        };
+        // An answer that nobody asked for is counted, and does no harm.
+        peer.send(r#"{"jsonrpc":"2.0","id":"who?","result":0}"#).await;
+        peer.send(&answer).await;
+    }
+}
+
+#[tokio::test]
+async fn our_client_calls_any_json_rpc_server() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("static:{}", listener.local_addr().unwrap());
+    tokio::spawn(foreign_server(listener));
+    let client = Client::builder().wait_for_node().connect(&url).await.unwrap();
+    for method in ["result first", "more follows", "with null", "null first"] {
+        assert_eq!(client.call::<_, Vec<u64>>(method, &()).await.unwrap(), [1], "{method}");
+        let reply = client.call_detailed(method, &(), &Default::default()).await.unwrap();
+        assert_eq!(reply.result.get(), "[1]", "{method}");
+    }
+    let error = client.call::<_, u64>("error", &()).await.unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Remote { error, .. } if error.code == 7), "{error}");
+    let error = client.call::<_, Vec<u64>>("broken", &()).await.unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Decode { .. }), "{error}");
+    let error = client.call::<_, u64>("result first", &()).await.unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Decode { .. }), "{error}");
 }
 
 #[test]

@@ -13,4 +13,6 @@ pub use encode::{
     EncodeError, LoadBytes, begin_frame, end_frame, put_error, put_notification, put_request, put_result,
 };
 pub use frame::{Frame, FrameBuffer, NotAFrame};
-pub use parse::{Id, Incoming, Invalid, Request, RequestMeta, Response, parse, parse_any, parse_element, peek_id};
+pub use parse::{
+    Id, Incoming, Invalid, Request, RequestMeta, Response, exact_result, parse, parse_any, parse_element, peek_id,
+};

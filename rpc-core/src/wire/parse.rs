@@ -180,6 +180,22 @@ pub fn peek_id(head: &[u8]) -> Option<u64> {
     number(head.strip_prefix(START)?).map(|(id, _)| id)
 }
 
+/// The result alone, when further members follow it in `body`: in the usual spelling nobody looked
+/// for its end. `None` if it is no JSON, or an error is among those members.
+#[cold]
+pub fn exact_result(body: &[u8]) -> Option<Vec<u8>> {
+    #[derive(Deserialize)]
+    struct Rest<'a> {
+        #[serde(borrow)]
+        result: &'a RawValue,
+        #[serde(default)]
+        error: Option<serde::de::IgnoredAny>,
+    }
+    let object = [b"{\"result\":", body, b"}"].concat();
+    let rest: Rest<'_> = serde_json::from_slice(&object).ok()?;
+    rest.error.is_none().then(|| rest.result.get().as_bytes().to_vec())
+}
+
 /// Any JSON object that can be a message.
 #[derive(Deserialize)]
 struct Envelope<'a> {
@@ -257,9 +273,9 @@ fn object(text: &str) -> Incoming<'_> {
 fn response<'a>(envelope: &Envelope<'a>) -> Incoming<'a> {
     let id = envelope.id.and_then(|raw| raw.get().parse().ok());
     let body = match (envelope.result, envelope.error) {
-        (_, Some(error)) => Err(error.get().as_bytes()),
-        (Some(result), None) => Ok(result.get().as_bytes()),
-        (None, None) => Err(&b"null"[..]),
+        // Only one of them is allowed, but some servers send the other as null.
+        (Some(result), error) if error.is_none_or(|error| error.get() == "null") => Ok(result.get().as_bytes()),
+        (_, error) => Err(error.map_or("null", RawValue::get).as_bytes()),
     };
     Incoming::Response(Response { id, body, meta: envelope.meta.map(|m| m.get().as_bytes()) })
 }
