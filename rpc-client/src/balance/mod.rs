@@ -10,6 +10,8 @@ mod cost;
 mod fastest;
 mod least_in_flight;
 mod p2c;
+mod places;
+mod prequal;
 mod random;
 mod round_robin;
 mod sample;
@@ -25,6 +27,7 @@ use tokio::time::Instant;
 pub use fastest::Fastest;
 pub use least_in_flight::LeastInFlight;
 pub use p2c::TwoChoices;
+pub use prequal::{PoolEntry, Prequal, PrequalSettings, Ranking};
 pub use random::RandomChoice;
 pub use round_robin::RoundRobin;
 pub use rpc_core::LoadReport;
@@ -38,6 +41,9 @@ pub const POLICIES: &[(&str, &str, MakePolicy)] = &[
     ("fastest", "the node expected to answer soonest", || Box::new(Fastest)),
     ("p2c", "the better of two random nodes by response time and calls in flight", || Box::new(TwoChoices)),
     ("least_in_flight", "the node with the fewest calls of this client", || Box::new(LeastInFlight)),
+    ("prequal", "the best of a pool of probed nodes (`prequal:q=0.6+probes=3+sync`)", || {
+        Box::new(Prequal::new(PrequalSettings::default()))
+    }),
     ("round_robin", "each node in turn", || Box::new(RoundRobin::new())),
     ("random", "any node", || Box::new(RandomChoice)),
     ("shortest", "the lowest response time in the registry, unknown first (herds: for comparison)", || {
@@ -48,8 +54,11 @@ pub const POLICIES: &[(&str, &str, MakePolicy)] = &[
 /// The policy of a client that asks for none.
 pub const POLICY_DEFAULT: &str = "fastest";
 
-/// The policy with this name.
+/// The policy with this name. `prequal` takes options after a colon ([`Prequal::parse`]).
 pub fn policy(name: &str) -> Option<Box<dyn Policy>> {
+    if let Some(options) = name.strip_prefix("prequal:") {
+        return Prequal::parse(options).map(|prequal| Box::new(prequal) as Box<dyn Policy>);
+    }
     POLICIES.iter().find(|(known, _, _)| *known == name).map(|(_, _, make)| make())
 }
 

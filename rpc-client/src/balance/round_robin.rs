@@ -2,10 +2,11 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::{NodeId, Pick, Policy, View};
+use super::{NodeId, Pick, Policy, Random, View};
 
 /// Calls the node whose last turn is longest ago. When nodes leave, the others keep their order;
-/// nodes that join come after those that were there.
+/// nodes that join come after those that were there. It begins anywhere, or clients started
+/// together would go round in step.
 #[derive(Clone, Debug, Default)]
 pub struct RoundRobin {
     /// All nodes, the next one in front. The index in the view is checked before it is used.
@@ -13,7 +14,7 @@ pub struct RoundRobin {
 }
 
 impl RoundRobin {
-    /// Begins with the first node.
+    /// Nobody had a turn yet.
     pub fn new() -> Self {
         Self::default()
     }
@@ -36,7 +37,8 @@ impl RoundRobin {
         Taken::Nothing
     }
 
-    fn follow_membership(&mut self, view: &dyn View) {
+    fn follow_membership(&mut self, view: &dyn View, random: &mut Random) {
+        let first = self.queue.is_empty();
         let mut joined: Vec<(usize, NodeId)> = (0..view.len()).map(|i| (i, view.node(i).id)).collect();
         let mut index_of: HashMap<NodeId, usize> = joined.iter().map(|&(index, id)| (id, index)).collect();
         let mut queue = VecDeque::with_capacity(view.len());
@@ -47,6 +49,9 @@ impl RoundRobin {
         }
         joined.retain(|(index, id)| index_of.get(id) == Some(index));
         queue.extend(joined);
+        if first && !queue.is_empty() {
+            queue.rotate_left(random.below(queue.len()));
+        }
         self.queue = queue;
     }
 }
@@ -62,7 +67,7 @@ impl Policy for RoundRobin {
         match self.take(view, pick) {
             Taken::Node(index) => return Some(index),
             Taken::Nothing => return None,
-            Taken::OutOfDate => self.follow_membership(view),
+            Taken::OutOfDate => self.follow_membership(view, &mut pick.random()),
         }
         match self.take(view, pick) {
             Taken::Node(index) => Some(index),
@@ -84,33 +89,61 @@ mod tests {
         (0..count).map(|_| pick_id(policy, &view_of(nodes), &[]).unwrap()).collect()
     }
 
+    /// The nodes in the order of their turns, with the policy about to begin a round.
+    fn begin(policy: &mut RoundRobin, nodes: &[u64]) -> Vec<u64> {
+        turns(policy, nodes, nodes.len())
+    }
+
+    fn without(nodes: &[u64], gone: u64) -> Vec<u64> {
+        nodes.iter().copied().filter(|&n| n != gone).collect()
+    }
+
     #[test]
     fn goes_round() {
-        assert_eq!(turns(&mut RoundRobin::new(), &[1, 2, 3], 7), [1, 2, 3, 1, 2, 3, 1]);
+        let mut policy = RoundRobin::new();
+        let mut order = begin(&mut policy, &[1, 2, 3]);
+        assert_eq!(turns(&mut policy, &[1, 2, 3], 3), order);
+        order.sort_unstable();
+        assert_eq!(order, [1, 2, 3]);
         assert_eq!(pick_id(&mut RoundRobin::new(), &view_of(&[]), &[]), None);
         assert_eq!(turns(&mut RoundRobin::new(), &[5], 3), [5, 5, 5]);
     }
 
     #[test]
+    fn clients_that_start_together_begin_anywhere() {
+        let first = |seed| {
+            let pick = Pick { key: None, now: tokio::time::Instant::now(), seed, excluded: &[], probed: 0 };
+            RoundRobin::new().pick(&view_of(&[1, 2, 3, 4]), &pick).unwrap()
+        };
+        let starts: std::collections::HashSet<usize> = (0..50).map(first).collect();
+        assert_eq!(starts.len(), 4);
+    }
+
+    #[test]
     fn removing_the_last_called_node_skips_and_repeats_nobody() {
         let mut policy = RoundRobin::new();
-        assert_eq!(turns(&mut policy, &[1, 2, 3, 4], 2), [1, 2]);
-        assert_eq!(turns(&mut policy, &[1, 3, 4], 4), [3, 4, 1, 3]);
+        let order = begin(&mut policy, &[1, 2, 3, 4]);
+        turns(&mut policy, &[1, 2, 3, 4], 2);
+        let left = without(&[1, 2, 3, 4], order[1]);
+        assert_eq!(turns(&mut policy, &left, 4), [order[2], order[3], order[0], order[2]]);
     }
 
     #[test]
     fn removing_the_next_node_skips_and_repeats_nobody_else() {
         let mut policy = RoundRobin::new();
-        assert_eq!(turns(&mut policy, &[1, 2, 3, 4], 1), [1]);
-        assert_eq!(turns(&mut policy, &[1, 3, 4], 3), [3, 4, 1]);
+        let order = begin(&mut policy, &[1, 2, 3, 4]);
+        turns(&mut policy, &[1, 2, 3, 4], 1);
+        let left = without(&[1, 2, 3, 4], order[1]);
+        assert_eq!(turns(&mut policy, &left, 3), [order[2], order[3], order[0]]);
     }
 
     #[test]
     fn a_node_that_joins_anywhere_in_the_order_is_called_once_a_round() {
         let mut policy = RoundRobin::new();
-        assert_eq!(turns(&mut policy, &[10, 20, 30], 2), [10, 20]);
+        let order = begin(&mut policy, &[10, 20, 30]);
+        turns(&mut policy, &[10, 20, 30], 2);
         let mut round = turns(&mut policy, &[5, 10, 20, 30], 4);
-        assert_eq!(round[0], 30, "the round that was begun goes on");
+        assert_eq!(round[0], order[2], "the round that was begun goes on");
         round.sort_unstable();
         assert_eq!(round, [5, 10, 20, 30]);
     }
@@ -118,16 +151,20 @@ mod tests {
     #[test]
     fn one_node_replaced_by_another_at_the_same_place_is_noticed() {
         let mut policy = RoundRobin::new();
-        assert_eq!(turns(&mut policy, &[1, 2, 3], 1), [1]);
-        assert_eq!(turns(&mut policy, &[1, 7, 3], 4), [3, 1, 7, 3]);
+        begin(&mut policy, &[1, 2, 3]);
+        let mut round = turns(&mut policy, &[1, 7, 3], 3);
+        assert_eq!(round[2], 7);
+        round.sort_unstable();
+        assert_eq!(round, [1, 3, 7]);
     }
 
     #[test]
     fn an_excluded_node_keeps_its_turn() {
         let mut policy = RoundRobin::new();
+        let order = begin(&mut policy, &[1, 2, 3]);
         let view = view_of(&[1, 2, 3]);
-        assert_eq!(pick_id(&mut policy, &view, &ids(&[1])), Some(2));
-        assert_eq!(pick_id(&mut policy, &view, &[]), Some(1));
+        assert_eq!(pick_id(&mut policy, &view, &ids(&[order[0]])), Some(order[1]));
+        assert_eq!(pick_id(&mut policy, &view, &[]), Some(order[0]));
         assert_eq!(pick_id(&mut policy, &view, &ids(&[1, 2, 3])), None);
     }
 }

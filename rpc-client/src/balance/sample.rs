@@ -40,6 +40,23 @@ pub(super) fn two(view: &dyn View, pick: &Pick<'_>, random: &mut Random) -> Draw
     }
 }
 
+/// Indices of up to `count` different nodes that may be chosen and answer probes.
+pub(super) fn several(view: &dyn View, pick: &Pick<'_>, random: &mut Random, count: usize) -> Vec<usize> {
+    let mut drawn = Vec::with_capacity(count);
+    // Enough to find three of four in a cluster as small as that, most of the time.
+    for _ in 0..count * 4 {
+        if drawn.len() == count.min(view.len()) {
+            break;
+        }
+        let candidate = at(view, random.below(view.len()));
+        let usable = candidate.node.reports && !pick.is_excluded(candidate.node.id);
+        if usable && !drawn.contains(&candidate.index) {
+            drawn.push(candidate.index);
+        }
+    }
+    drawn
+}
+
 fn draw(view: &dyn View, pick: &Pick<'_>, random: &mut Random, not: Option<usize>) -> Option<Candidate> {
     let len = view.len();
     // Draws among a handful of nodes miss often; looking at all of them is then cheaper.
