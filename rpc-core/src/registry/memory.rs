@@ -254,31 +254,38 @@ impl Coordination for MemoryCoordination {
         let (leader, receiver) = watch::channel(None);
         let (space, job) = (self.space.clone(), job.to_owned());
         self.tasks.spawn(|stop| async move {
+            let mut leadership = None;
             tokio::select! {
-                () = take_part(space, job, &leader) => {}
+                () = take_part(space, job, &leader, &mut leadership) => {}
                 () = stop.cancelled() => {}
                 () = leader.closed() => {}
             }
             leader.send_replace(None);
+            drop(leadership);
         });
         receiver
     }
 }
 
 /// Leads as soon as nobody else does, until the future is dropped.
-async fn take_part(space: Arc<Space>, job: String, leader: &watch::Sender<Option<Arc<dyn Lease>>>) {
-    let leadership = loop {
+async fn take_part(
+    space: Arc<Space>,
+    job: String,
+    leader: &watch::Sender<Option<Arc<dyn Lease>>>,
+    leadership: &mut Option<Arc<Leadership>>,
+) {
+    loop {
         let freed = space.freed.notified();
         tokio::pin!(freed);
         freed.as_mut().enable();
-        match space.lead(&job) {
-            Some(leadership) => break leadership,
-            None => freed.await,
+        if leadership.is_none() {
+            *leadership = space.lead(&job);
+            if let Some(leadership) = leadership {
+                leader.send_replace(Some(Arc::new(MemoryLease(Arc::downgrade(leadership)))));
+            }
         }
-    };
-    leader.send_replace(Some(Arc::new(MemoryLease(Arc::downgrade(&leadership)))));
-    std::future::pending::<()>().await;
-    drop(leadership);
+        freed.await;
+    }
 }
 
 /// Nobody else leads while this exists.

@@ -8,6 +8,8 @@
 //! The call path never awaits a registry: it reads the list last published.
 
 mod fixed;
+#[cfg(unix)]
+mod local;
 mod members;
 mod memory;
 mod open;

@@ -3,18 +3,20 @@
 use std::sync::Arc;
 
 use super::fixed::FixedRegistry;
+#[cfg(unix)]
+use super::local::LocalRegistry;
 use super::memory::MemoryRegistry;
 #[cfg(feature = "zookeeper")]
 use super::zookeeper::ZooKeeperRegistry;
 use super::{Registry, RegistryUrl, Target};
-use crate::{Error, ErrorKind};
+use crate::Error;
 
 /// Opens the registry that `url` names. It returns at once: the registry is reached in the
 /// background, for ever, and [`Registry::health`] says how far that is. To be called within a
 /// tokio runtime.
 ///
 /// # Errors
-/// [`ErrorKind::Config`]: the backend does not know one of the URL's options, or is not part of
+/// [`ErrorKind::Config`](crate::ErrorKind::Config): the backend does not know one of the URL's options, or is not part of
 /// this build.
 pub fn open(url: &RegistryUrl) -> Result<Arc<dyn Registry>, Error> {
     match &url.target {
@@ -26,14 +28,21 @@ pub fn open(url: &RegistryUrl) -> Result<Arc<dyn Registry>, Error> {
             url.only_options(&[])?;
             Ok(Arc::new(MemoryRegistry::new(url, name)))
         }
+        #[cfg(unix)]
+        Target::Local(dir) => {
+            url.only_options(&[])?;
+            Ok(Arc::new(LocalRegistry::new(url, dir.as_deref())?))
+        }
+        #[cfg(not(unix))]
+        Target::Local(_) => Err(missing(url, "it needs a Unix system")),
         #[cfg(feature = "zookeeper")]
         Target::ZooKeeper { .. } => Ok(Arc::new(ZooKeeperRegistry::open(url)?)),
         #[cfg(not(feature = "zookeeper"))]
-        Target::ZooKeeper { .. } => Err(missing(url)),
-        Target::Local(_) => Err(missing(url)),
+        Target::ZooKeeper { .. } => Err(missing(url, "it needs the feature `zookeeper`, which this build is without")),
     }
 }
 
-fn missing(url: &RegistryUrl) -> Error {
-    ErrorKind::Config(format!("registry URL `{url}`: this build has no such backend")).into()
+#[cfg(not(all(unix, feature = "zookeeper")))]
+fn missing(url: &RegistryUrl, reason: &str) -> Error {
+    crate::ErrorKind::Config(format!("registry URL `{url}`: {reason}")).into()
 }

@@ -1,0 +1,142 @@
+//! The task behind a registration.
+
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::blocking;
+use super::directory::{Directory, is_at};
+use super::writer::{Announced, Writer};
+use crate::NodeRecord;
+use crate::registry::{Members, RegistrationCommand, RegistrationStatus};
+
+/// A reader that probes a lock holds it for some microseconds. Only an address that is taken this
+/// many times in a row belongs to somebody.
+const CONFLICTS_DOUBTED: u32 = 5;
+const DOUBT_INTERVAL: Duration = Duration::from_millis(5);
+
+/// An entry is looked after this often even without events; trouble and conflicts are tried again.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Keeps a node announced: whatever happened, the directory is made to say what it should.
+pub(super) struct Announcer {
+    pub(super) dir: Arc<Directory>,
+    pub(super) addr: SocketAddr,
+    pub(super) record: NodeRecord,
+    pub(super) status: watch::Sender<RegistrationStatus>,
+    pub(super) members: watch::Receiver<Arc<Members>>,
+}
+
+impl Announcer {
+    /// Runs until the node is withdrawn. Readers believe the lock alone, so that the node is gone
+    /// as soon as this ends, even if its files could not be deleted.
+    pub(super) async fn run(mut self, mut commands: mpsc::Receiver<RegistrationCommand>, stop: CancellationToken) {
+        let mut lock: Option<Arc<File>> = None;
+        let mut unanswered: Vec<oneshot::Sender<()>> = Vec::new();
+        let mut conflicts = 0;
+        let withdrawn = loop {
+            let outcome = self.announce(&mut lock, !unanswered.is_empty()).await;
+            conflicts = if matches!(outcome, Ok(false)) { conflicts + 1 } else { 0 };
+            let announced = matches!(outcome, Ok(true));
+            if announced {
+                unanswered.drain(..).for_each(answer);
+            }
+            let doubted = (1..CONFLICTS_DOUBTED).contains(&conflicts);
+            if !doubted {
+                self.show(outcome);
+            }
+            let pause = if doubted { DOUBT_INTERVAL } else { CHECK_INTERVAL };
+            tokio::select! {
+                command = commands.recv() => match command {
+                    Some(RegistrationCommand::SetState(state, done)) => {
+                        self.record.state = state;
+                        unanswered.push(done);
+                    }
+                    Some(RegistrationCommand::Withdraw(done)) => break Some(done),
+                    None => break None,
+                },
+                () = stop.cancelled() => break None,
+                // Deleted from outside, or free at last.
+                () = not_listed(&mut self.members, self.addr) => {}
+                () = tokio::time::sleep(pause) => {}
+            }
+        };
+        self.withdraw(lock).await;
+        self.show_status(RegistrationStatus::Withdrawn);
+        withdrawn.into_iter().for_each(answer);
+    }
+
+    /// Makes the entry if it is missing, and writes the state if that is new. Whether the entry is
+    /// ours then.
+    async fn announce(&self, lock: &mut Option<Arc<File>>, is_new_state: bool) -> io::Result<bool> {
+        let (dir, addr, record, held) = (self.dir.clone(), self.addr, self.record.clone(), lock.clone());
+        let announced = blocking(move || {
+            if let Some(held) = held.as_deref()
+                && !is_new_state
+                && is_at(held, &dir.lock(addr))?
+                && dir.node(addr).exists()
+            {
+                return Ok(Announced::Again);
+            }
+            dir.prepare()?;
+            Writer::lock(&dir)?.announce(addr, &record, held.as_deref())
+        });
+        Ok(match announced.await? {
+            Announced::New(file) => {
+                *lock = Some(Arc::new(file));
+                true
+            }
+            Announced::Again => true,
+            Announced::Conflict => {
+                *lock = None;
+                false
+            }
+        })
+    }
+
+    async fn withdraw(&self, lock: Option<Arc<File>>) {
+        let Some(lock) = lock else { return };
+        let (dir, addr) = (self.dir.clone(), self.addr);
+        if let Err(error) = blocking(move || Writer::lock(&dir)?.withdraw(addr, &lock)).await {
+            tracing::debug!(node = %self.addr, %error, "withdrawn, but the files stay");
+        }
+    }
+
+    fn show(&self, outcome: io::Result<bool>) {
+        self.show_status(match outcome {
+            Ok(true) => RegistrationStatus::Registered,
+            Ok(false) => RegistrationStatus::Conflict {
+                detail: format!("a live process holds {}", self.dir.lock(self.addr).display()),
+            },
+            Err(error) => RegistrationStatus::Pending { trouble: Some(error.to_string()) },
+        });
+    }
+
+    fn show_status(&self, next: RegistrationStatus) {
+        self.status.send_if_modified(|status| {
+            let news = *status != next;
+            *status = next;
+            news
+        });
+    }
+}
+
+/// Returns when a new list does not have `addr`; never once there will be no more lists.
+async fn not_listed(members: &mut watch::Receiver<Arc<Members>>, addr: SocketAddr) {
+    while members.changed().await.is_ok() {
+        if !members.borrow_and_update().nodes.contains_key(&addr) {
+            return;
+        }
+    }
+    std::future::pending().await
+}
+
+fn answer(done: oneshot::Sender<()>) {
+    // Whoever asked may have stopped waiting.
+    let _ = done.send(());
+}
