@@ -3,5 +3,6 @@
 
 mod protocol;
 mod readme;
+mod registry;
 mod tidy;
 mod zookeeper;
