@@ -176,8 +176,7 @@ impl ZooKeeper {
 
     /// Sessions that server `n` knows of.
     pub async fn sessions(&self, n: usize) -> usize {
-        let text = self.ask(n, "dump").await;
-        let count = text.lines().find_map(|line| line.strip_prefix("Global Sessions(")?.strip_suffix("):"));
+        let count = self.monitor(n).await.remove("zk_global_sessions");
         count.and_then(|count| count.parse().ok()).expect("the server answers")
     }
 

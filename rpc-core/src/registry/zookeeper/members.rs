@@ -114,6 +114,7 @@ impl Follower {
         loop {
             let link = self.link.borrow_and_update().clone();
             match link {
+                _ if self.shared.closing.is_cancelled() => return None,
                 Link::Up(session) => return Some(session),
                 Link::Closed => return None,
                 Link::Down { .. } | Link::Broken { .. } => self.troubled(link.trouble()),

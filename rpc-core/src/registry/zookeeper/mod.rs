@@ -34,7 +34,7 @@ use self::coordination::Elections;
 use self::failure::Failure;
 use self::members::{Follower, ReadRequest};
 use self::session::{Keeper, Link, Session};
-use self::table::Stamps;
+use self::table::{Stamp, Stamps};
 use super::{
     Capabilities, Coordination, Health, Member, Members, Registration, Registry, RegistryUrl, Target, UpdateError,
     Version,
@@ -240,7 +240,7 @@ impl Shared {
         }
         let stamp = self.stamps.of(addr).filter(|stamp| stamp.names(version)).ok_or(UpdateError::Changed)?;
         let stat = set(data, stamp.version).await?;
-        if stat.czxid != stamp.czxid {
+        if !stamp.same_znode(Stamp::from(&stat)) {
             // It was created anew within the last milliseconds. Its owner sees the foreign record
             // and puts its own back.
             return Err(UpdateError::Changed);

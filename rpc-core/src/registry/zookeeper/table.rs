@@ -1,6 +1,7 @@
 //! The state behind the list of nodes: what was last read of each, and when it changed.
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -12,12 +13,15 @@ use crate::NodeRecord;
 use crate::registry::{Member, Members, Version};
 
 /// What ZooKeeper says about one content of a znode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Stamp {
-    /// The transaction that wrote this content; no other content ever has the same.
+    /// The transaction that wrote this content. No other content has the same, unless the ensemble
+    /// lost all its data and counts from 0 again; the times tell these apart.
     mzxid: i64,
+    mtime: i64,
     /// The transaction that created the znode.
-    pub(super) czxid: i64,
+    czxid: i64,
+    ctime: i64,
     /// Writes since then. This is what ZooKeeper compares in a compare-and-set.
     pub(super) version: i32,
 }
@@ -28,14 +32,24 @@ impl Stamp {
         self.outward() == version
     }
 
+    /// Whether both are contents of one znode, not of one that was created anew.
+    pub(super) fn same_znode(self, other: Self) -> bool {
+        (self.czxid, self.ctime) == (other.czxid, other.ctime)
+    }
+
     fn outward(self) -> Version {
-        Version(self.mzxid.cast_unsigned())
+        // A version has 64 bits. That two contents of one entry meet in a hash of that length is
+        // less likely than that the memory which holds them fails.
+        let mut hasher = DefaultHasher::new();
+        self.hash(&mut hasher);
+        Version(hasher.finish())
     }
 }
 
 impl From<&Stat> for Stamp {
     fn from(stat: &Stat) -> Self {
-        Self { mzxid: stat.mzxid, czxid: stat.czxid, version: stat.version }
+        let Stat { mzxid, mtime, czxid, ctime, version, .. } = *stat;
+        Self { mzxid, mtime, czxid, ctime, version }
     }
 }
 
@@ -124,7 +138,7 @@ mod tests {
     use super::*;
 
     fn stamp(mzxid: i64, czxid: i64, version: i32) -> Stamp {
-        Stamp { mzxid, czxid, version }
+        Stamp { mzxid, mtime: 0, czxid, ctime: 0, version }
     }
 
     fn addr() -> SocketAddr {
@@ -151,6 +165,9 @@ mod tests {
         table.put(addr(), b"{}", stamp(7, 7, 0), now);
         let old = table.get(addr()).unwrap().version;
         table.put(addr(), b"{}", stamp(9, 9, 0), now);
+        assert!(!stamps.of(addr()).unwrap().names(old));
+        // All data lost: everything is numbered as before.
+        table.put(addr(), b"{}", Stamp { mtime: 1, ctime: 1, ..stamp(7, 7, 0) }, now);
         assert!(!stamps.of(addr()).unwrap().names(old));
         table.remove(addr());
         assert_eq!(stamps.of(addr()), None);
