@@ -122,13 +122,16 @@ impl Breaker {
     }
 
     /// A call ended. `ok` is about the node: an error of the application is a good answer.
-    pub fn outcome(&mut self, now: Instant, admission: Admission, ok: bool) {
+    /// `true` if the node was ejected by it, or let in again.
+    pub fn outcome(&mut self, now: Instant, admission: Admission, ok: bool) -> bool {
         match (self.state, admission) {
             (State::Healthy { .. }, Admission::Regular) => {
                 self.outcomes.record(now, ok);
-                if !ok && self.outcomes.is_failing(now) {
+                let ejected = !ok && self.outcomes.is_failing(now);
+                if ejected {
                     self.eject(now, false);
                 }
+                ejected
             }
             (State::Probing { .. }, Admission::Probe(number)) if number == self.probes => {
                 if ok {
@@ -136,9 +139,10 @@ impl Breaker {
                 } else {
                     self.eject(now, false);
                 }
+                true
             }
             // The call was sent before the state changed; what it says is known already.
-            _ => {}
+            _ => false,
         }
     }
 
@@ -377,7 +381,7 @@ mod tests {
         assert!(breaker.admit(now).is_some());
 
         let mut failing = Breaker::new(now);
-        (0..10).for_each(|_| failing.outcome(now, Admission::Regular, false));
+        (0..10).for_each(|_| drop(failing.outcome(now, Admission::Regular, false)));
         failing.connected();
         assert!(matches!(failing.state(now), BreakerState::Ejected { .. }));
     }

@@ -162,14 +162,12 @@ impl InFlight<'_> {
     pub(crate) fn end(mut self, now: Instant, outcome: Outcome) -> bool {
         self.ended = true;
         let mut state = self.node.state.lock();
-        let before = state.breaker.state(now);
         match outcome {
             Outcome::Answered(latency) => state.load.reply(now, latency, true),
             Outcome::ApplicationError => {}
             Outcome::Failed(latency) => state.load.reply(now, latency, false),
         }
-        state.breaker.outcome(now, self.admission, !matches!(outcome, Outcome::Failed(_)));
-        state.breaker.state(now) != before
+        state.breaker.outcome(now, self.admission, !matches!(outcome, Outcome::Failed(_)))
     }
 }
 
