@@ -381,7 +381,9 @@ mod tests {
         assert!(breaker.admit(now).is_some());
 
         let mut failing = Breaker::new(now);
-        (0..10).for_each(|_| drop(failing.outcome(now, Admission::Regular, false)));
+        for _ in 0..10 {
+            failing.outcome(now, Admission::Regular, false);
+        }
         failing.connected();
         assert!(matches!(failing.state(now), BreakerState::Ejected { .. }));
     }
