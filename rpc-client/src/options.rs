@@ -84,7 +84,7 @@ impl CallOptions {
         self
     }
 
-    /// Records how nodes were chosen, for [`crate::Reply::explanation`].
+    /// Records how nodes were chosen, so that the reply can explain it.
     #[must_use]
     pub fn explain(mut self) -> Self {
         self.explain = true;
