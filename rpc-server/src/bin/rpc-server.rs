@@ -1,2 +1,0 @@
-//! The server binary (being written).
-fn main() {}

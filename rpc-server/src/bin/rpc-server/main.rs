@@ -1,0 +1,168 @@
+//! `rpc-server`: serves a few demonstration methods and registers itself.
+
+mod announce;
+mod delay;
+mod methods;
+mod signals;
+
+use std::io::{self, IsTerminal, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Parser;
+use rpc_core::registry::{self, Registry};
+use rpc_server::{Error, Server};
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::filter::EnvFilter;
+
+use crate::delay::Delay;
+use crate::methods::Identity;
+
+/// What is logged when `RUST_LOG` says nothing. The ZooKeeper crate tells each of its steps, and our
+/// backend what comes of them.
+const LOG_DEFAULT: &str = "info,zookeeper_client=warn";
+
+const EXAMPLES: &str = "\
+Examples:
+  rpc-server --port 8898                          serve on one machine; `rpc-client nodes` shows it
+  rpc-server --port 0 --delay 5ms-20ms            any free port, each answer 5 to 20 ms late
+  rpc-server --port 8898 --registry zk://10.0.0.1,10.0.0.2,10.0.0.3/shop/orders --bind 10.0.0.7
+  rpc-server --port 8898 --registry zk://zk/rpc --bind 0.0.0.0 --advertise 10.0.0.7:8898
+
+Methods: echo (returns its params), time, info, sleep {\"ms\":N}, fail {\"code\":N,\"message\":TEXT}.
+
+The only line on standard output, `serving IP:PORT in URL`, comes once clients can find the server.
+SIGTERM or Ctrl-C drains it; a second one ends it at once. RUST_LOG sets what is logged (default: info).
+
+Exit codes: 0 drained, 2 usage, 3 configuration (such as a port in use), 130 or 143 ended by a second signal.";
+
+/// Serves a few demonstration methods and registers itself where clients look.
+#[derive(Parser)]
+#[command(name = "rpc-server", version, after_help = EXAMPLES)]
+struct Args {
+    /// Port to listen on; 0 picks a free one
+    #[arg(long, value_name = "P")]
+    port: u16,
+    /// Address to listen on
+    #[arg(long, value_name = "A", default_value = "127.0.0.1")]
+    bind: IpAddr,
+    /// Address that clients are told, where it differs from the one listened on
+    #[arg(long, value_name = "A:P", env = "RPC_ADVERTISE")]
+    advertise: Option<SocketAddr>,
+    /// Registry: local:[DIR], zk://HOST:PORT,…/NAMESPACE, static:IP:PORT,… or mem:NAME
+    #[arg(long, value_name = "URL", env = "RPC_REGISTRY", default_value = "local:")]
+    registry: String,
+    /// Sleep this long before each answer; of a range, a random time
+    #[arg(long, value_name = "0ms-1000ms", value_parser = Delay::parse)]
+    delay: Option<Delay>,
+    /// Label shown with the node
+    #[arg(long, value_name = "N")]
+    name: Option<String>,
+}
+
+/// How serving ended.
+enum End {
+    Drained,
+    /// The registry will never take this server.
+    Refused(String),
+    /// Ended by a second signal, with this exit code.
+    Cut(u8),
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let wanted = std::env::var("RUST_LOG").ok().filter(|value| !value.is_empty());
+    let filter = EnvFilter::builder().parse_lossy(wanted.as_deref().unwrap_or(LOG_DEFAULT));
+    tracing_subscriber::fmt()
+        .with_writer(io::stderr)
+        .with_env_filter(filter)
+        .with_ansi(colour)
+        .with_target(false)
+        .init();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(1, &format!("cannot start: {error}"), "allow the process more threads"),
+    };
+    match runtime.block_on(run(args)) {
+        Ok(End::Drained) => ExitCode::SUCCESS,
+        Ok(End::Refused(reason)) => fail(
+            3,
+            &format!("not registered: {reason}"),
+            "correct --registry, --bind or --advertise, and start it again",
+        ),
+        Ok(End::Cut(code)) => ExitCode::from(code),
+        Err(failure) => fail(3, &failure.error.to_string(), failure.next),
+    }
+}
+
+/// Writes an error as all our commands do: what is wrong, then what to do.
+fn fail(code: u8, what: &str, next: &str) -> ExitCode {
+    // Nobody is left to be told if standard error is gone.
+    let _ = writeln!(io::stderr(), "error: {what}\n next: {next}");
+    ExitCode::from(code)
+}
+
+/// Why the server did not start, and what to do.
+struct Failure {
+    error: Error,
+    next: &'static str,
+}
+
+async fn run(args: Args) -> Result<End, Failure> {
+    let wrong_url = |error: Error| Failure { next: error.hint(), error };
+    let registry = registry::open(&args.registry.parse().map_err(wrong_url)?).map_err(wrong_url)?;
+    let identity = Arc::new(Identity::new(args.name.clone()));
+    let mut builder = Server::builder().open_registry(registry.clone());
+    for method in methods::all(&identity, args.delay.unwrap_or_default()) {
+        builder = builder.with(method);
+    }
+    if let Some(addr) = args.advertise {
+        builder = builder.advertise(addr);
+    }
+    if let Some(name) = args.name {
+        builder = builder.name(name);
+    }
+    // Before anything is announced: a signal must never find the default action in place.
+    let mut signals = signals::listen();
+    let server = builder.bind((args.bind, args.port)).await.map_err(|error| Failure {
+        error,
+        next: "correct --port (0 picks a free one), --bind or --advertise, and start it again",
+    })?;
+    identity.is(server.advertised_addr(), server.incarnation());
+    tracing::info!(addr = %server.local_addr(), "accepting calls");
+    Ok(serve(server, &*registry, &mut signals).await)
+}
+
+async fn serve(server: Server, registry: &dyn Registry, signals: &mut signals::Signals) -> End {
+    let stop = CancellationToken::new();
+    let addr = server.advertised_addr();
+    let status = server.registration();
+    let serving = server.serve(stop.clone().cancelled_owned());
+    let mut refused = None;
+    let announcing = async {
+        if let Some(status) = status {
+            refused = announce::follow(status, addr, registry).await;
+            if refused.is_some() {
+                stop.cancel();
+            }
+        }
+        std::future::pending().await
+    };
+    let signalled = async {
+        signals.next().await;
+        stop.cancel();
+        signals.next().await
+    };
+    let cut: Option<u8> = tokio::select! {
+        () = serving => None,
+        code = signalled => Some(code),
+        never = announcing => never,
+    };
+    match (cut, refused) {
+        (Some(code), _) => End::Cut(code),
+        (None, Some(reason)) => End::Refused(reason),
+        (None, None) => End::Drained,
+    }
+}
