@@ -49,8 +49,9 @@ pub struct Reply {
 /// A call that succeeded, not yet decoded.
 pub(crate) struct Success {
     answer: Answer,
-    channel: Arc<Channel>,
-    node: SocketAddr,
+    usable: Arc<Usable>,
+    /// Which of the node's connections it came on.
+    channel: usize,
     started: Instant,
     sent: Instant,
     attempts: Vec<Attempt>,
@@ -61,15 +62,15 @@ impl Success {
     pub(crate) fn into_result<R: DeserializeOwned>(self) -> Result<R, Error> {
         match decode(&self.answer.body) {
             Ok(result) => {
-                self.channel.recycle(self.answer.body);
+                self.usable.channels[self.channel].recycle(self.answer.body);
                 Ok(result)
             }
-            Err(_) => Err(undecodable::<R>(&self.answer.body, self.node).with_attempts(self.attempts)),
+            Err(_) => Err(undecodable::<R>(&self.answer.body, self.usable.node.addr).with_attempts(self.attempts)),
         }
     }
 
     pub(crate) fn into_reply(self) -> Result<Reply, Error> {
-        let node = self.node;
+        let node = self.usable.node.addr;
         let result = decode(&self.answer.body)
             .map_err(|e| Error::from(ErrorKind::Decode { node, reason: format!("the result is no JSON: {e}") }))?;
         let mut attempts = self.attempts;
@@ -99,8 +100,7 @@ struct Progress {
 enum Ended {
     Answered {
         answer: Answer,
-        channel: Arc<Channel>,
-        sent: Instant,
+        channel: usize,
     },
     /// The call was not started there.
     NotStarted(ErrorKind),
@@ -143,9 +143,9 @@ impl Inner {
                 continue;
             };
             match self.attempt(&choice, &request, &progress, now).await {
-                Ended::Answered { answer, channel, sent } => {
-                    let node = choice.usable.node.addr;
-                    return Ok(Success { answer, channel, node, started, sent, attempts: progress.attempts });
+                Ended::Answered { answer, channel } => {
+                    let attempts = progress.attempts;
+                    return Ok(Success { answer, usable: choice.usable, channel, started, sent: now, attempts });
                 }
                 ended => self.after_failure(&mut progress, &choice.usable, ended, now)?,
             }
@@ -174,7 +174,8 @@ impl Inner {
             None => return Ended::NotStarted(ErrorKind::NoNode),
         };
         self.pool.observe(&Event::Sent { node: node.id, now });
-        let channel = usable.channel();
+        let index = usable.next_channel();
+        let channel = &usable.channels[index];
         let may_repeat = self.may_repeat(request, channel, progress);
         let exchange = Exchange {
             channel,
@@ -202,7 +203,7 @@ impl Inner {
                     samples.record(answer.received, latency);
                 }
                 self.pool.observe(&reply_event(node.id, answer.received, latency, true));
-                Ended::Answered { answer, channel: channel.clone(), sent: now }
+                Ended::Answered { answer, channel: index }
             }
             other => {
                 let at = Instant::now();
@@ -376,7 +377,7 @@ impl Inner {
                 self.wait_for_choice(&mut progress, &request).await?;
                 continue;
             };
-            let channel = choice.usable.channel();
+            let channel = &choice.usable.channels[choice.usable.next_channel()];
             let Err(error) = channel.notify(method, params) else { return Ok(()) };
             let elapsed = Duration::ZERO;
             let (_, ended) = self.judge(choice.usable.node.addr, channel, &request, Err(error), false, elapsed);

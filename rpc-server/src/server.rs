@@ -1,6 +1,5 @@
 //! Binding, accepting, draining.
 
-use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -299,13 +298,13 @@ impl Shared {
     pub(crate) fn reserved(&self, request: &Request<'_>) -> Result<serde_json::Value, RpcError> {
         match &*request.method {
             protocol::PING => Ok(serde_json::Value::Null),
-            protocol::DISCOVER => Ok(discover::document(&self.title, &self.router.sorted())),
+            protocol::DISCOVER => Ok(discover::document(&self.title, self.router.sorted())),
             other => Err(RpcError::new(code::METHOD_NOT_FOUND, format!("no method `{other}`"))),
         }
     }
 
-    pub(crate) fn idempotent(&self) -> HashSet<&str> {
-        self.router.sorted().iter().filter(|m| m.idempotent).map(|m| m.name.as_str()).collect()
+    pub(crate) fn idempotent(&self) -> Vec<&str> {
+        self.router.sorted().filter(|m| m.idempotent).map(|m| m.name.as_str()).collect()
     }
 }
 

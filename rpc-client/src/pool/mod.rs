@@ -86,6 +86,10 @@ impl Pool {
     #[inline]
     pub(crate) fn choose(&self, now: Instant, key: Option<u64>, tried: &[NodeId]) -> Option<Choice> {
         let snapshot = self.shared.snapshot.load();
+        if let ([only], []) = (&*snapshot.usable, tried) {
+            // Nothing to choose.
+            return Some(Choice { usable: only.clone(), bound: None, alone: true });
+        }
         let view = SnapshotView { usable: &snapshot.usable, now };
         let mut pick = Pick { key, now, seed: self.shared.seed(), excluded: tried, probed: 0 };
         let mut policy = self.shared.policy.lock();

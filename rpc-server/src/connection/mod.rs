@@ -161,32 +161,26 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
 
     /// Starts every request that has arrived, unless a limit is reached first.
     fn start_requests(&mut self) -> Result<Progress, Ended> {
+        // The buffer moves out while its messages are handled: their answers go to `self`.
+        let mut input = std::mem::replace(&mut self.input, FrameBuffer::new(0));
+        let progress = self.start_from(&mut input);
+        self.input = input;
+        progress
+    }
+
+    fn start_from(&mut self, input: &mut FrameBuffer) -> Result<Progress, Ended> {
         let mut received = None;
-        loop {
-            if !self.has_room() {
-                return Ok(Progress::Some);
-            }
-            // The buffer moves out while its message is being handled: handlers' answers go to
-            // `self` meanwhile.
-            let mut input = std::mem::replace(&mut self.input, FrameBuffer::new(0));
-            let more = match input.next_frame() {
-                Ok(Some(Frame::Message(message))) => {
+        while self.has_room() {
+            match input.next_frame()? {
+                Some(Frame::Message(message)) => {
                     let now = *received.get_or_insert_with(Instant::now);
                     self.message(message, now);
-                    true
                 }
-                Ok(Some(Frame::Oversized { size, head })) => {
-                    self.oversized(size, head);
-                    true
-                }
-                Ok(None) => false,
-                Err(error) => return Err(error.into()),
-            };
-            self.input = input;
-            if !more {
-                return Ok(Progress::All);
+                Some(Frame::Oversized { size, head }) => self.oversized(size, head),
+                None => return Ok(Progress::All),
             }
         }
+        Ok(Progress::Some)
     }
 
     /// Reads once; `true` if something arrived.
