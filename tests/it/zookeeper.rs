@@ -325,6 +325,12 @@ async fn a_missing_ensemble_is_reported_and_waited_for() {
     wait_for("reason", SOON, &mut registration.status(), says_why).await;
     assert!(!registry.members().borrow().is_known());
     assert!(!registration.set_state(NodeState::Draining, Duration::from_millis(1)).await);
+    // Closing does not wait for an ensemble that never was there.
+    let other = open(&zk.url("ns"));
+    let pending = other.register(addr(2), NodeRecord::new());
+    let closed = timeout(Duration::from_secs(5), other.close(SOON)).await;
+    assert!(closed.is_ok() && *other.health().borrow() == Health::Closed);
+    assert_eq!(*pending.status().borrow(), RegistrationStatus::Withdrawn);
 
     zk.start(0).await;
     registered(&registration).await;
@@ -404,7 +410,13 @@ async fn a_dead_process_disappears_and_its_successor_takes_over_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_live_processes_with_one_address_are_told_so() {
     let zk = ZooKeeper::standalone().await;
-    let (one, two) = (open(&zk.url("ns")), open(&zk.url("ns")));
+    fight(&zk, open(&zk.url("ns")), open(&zk.url("ns"))).await;
+    // Within one process they have the same session.
+    let both = open(&zk.url("ns"));
+    fight(&zk, both.clone(), both).await;
+}
+
+async fn fight(zk: &ZooKeeper, one: Arc<dyn Registry>, two: Arc<dyn Registry>) {
     let first = one.register(addr(1), NodeRecord::new());
     registered(&first).await;
     let second = two.register(addr(1), NodeRecord::new());
@@ -429,6 +441,7 @@ async fn two_live_processes_with_one_address_are_told_so() {
     };
     assert!(winner.withdraw(SOON).await);
     registered(&loser).await;
+    assert!(loser.withdraw(SOON).await);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -93,9 +93,11 @@ struct Announcer {
 enum Verdict {
     /// It is as it should be.
     Ours,
-    /// It is ours but says something else.
-    Rewrite(Box<NodeRecord>),
-    /// It belongs to another session; to another process too, if `rival` is its id.
+    /// It is as it should be, but for the state.
+    NewState(Box<NodeRecord>),
+    /// It belongs to this session but says something else.
+    Rewrite { rival: Option<String> },
+    /// It belongs to another session.
     TakeOver { rival: Option<String> },
 }
 
@@ -195,19 +197,15 @@ impl Announcer {
                     }
                     return Ok(RECHECK);
                 }
-                Verdict::Rewrite(record) => {
-                    let set = session.client.set_data(&self.path, &record.to_json(), Some(stat.version));
-                    changed_meanwhile(session.bounded(set).await.map(drop))?;
+                Verdict::NewState(record) => self.write(session, &record.to_json(), stat.version).await?,
+                Verdict::Rewrite { rival: Some(id) } | Verdict::TakeOver { rival: Some(id) }
+                    if self.is_fight(Instant::now()) =>
+                {
+                    self.concede(&id);
+                    return Ok(RETRY_CONFLICT);
                 }
-                Verdict::TakeOver { rival } => {
-                    if let Some(id) = rival
-                        && self.is_fight(Instant::now())
-                    {
-                        self.concede(&id);
-                        return Ok(RETRY_CONFLICT);
-                    }
-                    self.take_over(session, stat.version).await?;
-                }
+                Verdict::Rewrite { .. } => self.write(session, &self.fresh(), stat.version).await?,
+                Verdict::TakeOver { .. } => self.take_over(session, stat.version).await?,
             }
         }
         Err(Failure::Unknown("others keep changing the entry".into()))
@@ -240,6 +238,11 @@ impl Announcer {
             Err(failure) if failure.is(&zk::Error::NodeExists) => Ok(()),
             other => other.map(drop),
         }
+    }
+
+    async fn write(&mut self, session: &Session, data: &[u8], version: i32) -> Result<(), Failure> {
+        let written = session.bounded(session.client.set_data(&self.path, data, Some(version))).await;
+        changed_meanwhile(written.map(drop))
     }
 
     /// Replaces the znode in one transaction, so that nobody ever sees the node missing.
@@ -306,8 +309,16 @@ impl Announcer {
                 Err(failure) if failure.is(&zk::Error::NoNode) => return Ok(()),
                 other => other?,
             };
-            let same_process = NodeRecord::from_json(&data).is_ok_and(|theirs| theirs.id == self.record.id);
-            if stat.ephemeral_owner != session.id() && !same_process {
+            let ours = match judge(&self.record, session.id(), &data, stat.ephemeral_owner) {
+                Verdict::Ours | Verdict::NewState(_) | Verdict::Rewrite { rival: None } => true,
+                // Overwritten a moment ago, or lost to another registration of this session.
+                Verdict::Rewrite { rival: Some(_) } => self.owned,
+                // Left behind by an earlier session of this process, or not ours at all.
+                Verdict::TakeOver { .. } => {
+                    NodeRecord::from_json(&data).is_ok_and(|theirs| theirs.id == self.record.id)
+                }
+            };
+            if !ours {
                 return Ok(());
             }
             changed_meanwhile(session.bounded(session.client.delete(&self.path, Some(stat.version))).await)?;
@@ -328,16 +339,16 @@ fn changed(watcher: OneshotWatcher) -> BoxFuture<'static, ()> {
     Box::pin(AssertUnwindSafe(watcher.changed()).catch_unwind().map(drop))
 }
 
+/// `rival` is the id of another process, or of another registration in this one.
 fn judge(ours: &NodeRecord, session: i64, data: &[u8], owner: i64) -> Verdict {
     let theirs = NodeRecord::from_json(data).ok();
-    let same_process = theirs.as_ref().is_some_and(|theirs| theirs.id == ours.id);
+    let same = theirs.as_ref().is_some_and(|theirs| theirs.id == ours.id);
+    let rival = theirs.as_ref().filter(|theirs| !same && !theirs.id.is_empty()).map(|theirs| theirs.id.clone());
     match theirs {
-        _ if owner != session => Verdict::TakeOver {
-            rival: theirs.filter(|_| !same_process).map(|theirs| theirs.id).filter(|id| !id.is_empty()),
-        },
-        Some(theirs) if same_process && theirs.state == ours.state => Verdict::Ours,
-        Some(theirs) if same_process => Verdict::Rewrite(Box::new(NodeRecord { state: ours.state, ..theirs })),
-        _ => Verdict::Rewrite(Box::new(ours.with_response_time(0))),
+        _ if owner != session => Verdict::TakeOver { rival },
+        Some(theirs) if same && theirs.state == ours.state => Verdict::Ours,
+        Some(theirs) if same => Verdict::NewState(Box::new(NodeRecord { state: ours.state, ..theirs })),
+        _ => Verdict::Rewrite { rival },
     }
 }
 
@@ -361,14 +372,16 @@ mod tests {
         let ours = NodeRecord { state: NodeState::Draining, ..NodeRecord::new() };
         let stored = NodeRecord { state: NodeState::Up, ..ours.with_response_time(7) };
         let expected = NodeRecord { state: NodeState::Draining, ..stored.clone() };
-        assert_eq!(judge(&ours, OURS, &stored.to_json(), OURS), Verdict::Rewrite(Box::new(expected)));
+        assert_eq!(judge(&ours, OURS, &stored.to_json(), OURS), Verdict::NewState(Box::new(expected)));
     }
 
     #[test]
     fn a_foreign_payload_in_our_znode_is_put_right() {
         let ours = NodeRecord::new();
-        for foreign in [NodeRecord::new().to_json(), b"{".to_vec(), b"{}".to_vec()] {
-            assert_eq!(judge(&ours, OURS, &foreign, OURS), Verdict::Rewrite(Box::new(ours.clone())));
+        let foreign = NodeRecord::new();
+        assert_eq!(judge(&ours, OURS, &foreign.to_json(), OURS), Verdict::Rewrite { rival: Some(foreign.id) });
+        for garbage in ["{", "{}"] {
+            assert_eq!(judge(&ours, OURS, garbage.as_bytes(), OURS), Verdict::Rewrite { rival: None });
         }
     }
 
