@@ -59,10 +59,13 @@ pub(crate) fn poll_caught(
     cx: &mut task::Context<'_>,
     reply: &mut Reply<'_>,
 ) -> Poll<()> {
+    let before = reply.out.len();
     // After a panic the invocation is never polled again, so nothing sees what it left behind.
     match catch_unwind(AssertUnwindSafe(|| invocation.as_mut().poll(cx, reply))) {
         Ok(poll) => poll,
         Err(panic) => {
+            // The result may have panicked while it was being written.
+            reply.out.truncate(before);
             reply.error(&panicked(&*panic));
             Poll::Ready(())
         }
@@ -101,7 +104,12 @@ impl PendingCalls {
     }
 
     /// The answer of the next call that is done; empty for a notification.
+    ///
+    /// To be asked even when no call is left to be answered: an aborted handler is dropped here.
     pub(crate) fn poll_done(&mut self, cx: &mut task::Context<'_>) -> Poll<Vec<u8>> {
+        if self.running.is_empty() {
+            return Poll::Pending;
+        }
         loop {
             match task::ready!(self.running.poll_next_unpin(cx)) {
                 Some(Ok((key, answer))) => {

@@ -1,5 +1,6 @@
 //! Which handler answers which method.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use rpc_core::RpcError;
@@ -7,46 +8,37 @@ use rpc_core::protocol::code;
 
 use crate::Method;
 
-/// The methods, sorted by name. A search by halves beats hashing for any number of methods that
-/// a server has, and nobody can choose names that make it slow.
+/// The methods by name.
 #[derive(Debug, Default)]
 pub(crate) struct Router {
-    methods: Vec<Arc<Method>>,
+    methods: HashMap<String, Arc<Method>>,
 }
 
 impl Router {
     /// Adds a method; one of the same name is replaced and returned.
     pub(crate) fn add(&mut self, method: Method) -> Option<Arc<Method>> {
-        match self.find(&method.name) {
-            Ok(at) => Some(std::mem::replace(&mut self.methods[at], Arc::new(method))),
-            Err(at) => {
-                self.methods.insert(at, Arc::new(method));
-                None
-            }
-        }
+        self.methods.insert(method.name.clone(), Arc::new(method))
     }
 
     #[inline]
     pub(crate) fn get(&self, name: &str) -> Option<&Arc<Method>> {
-        self.find(name).ok().map(|at| &self.methods[at])
-    }
-
-    #[inline]
-    fn find(&self, name: &str) -> Result<usize, usize> {
-        self.methods.binary_search_by(|method| method.name.as_str().cmp(name))
+        self.methods.get(name)
     }
 
     /// The methods, sorted by name.
-    pub(crate) fn sorted(&self) -> impl Iterator<Item = &Method> {
-        self.methods.iter().map(AsRef::as_ref)
+    pub(crate) fn sorted(&self) -> Vec<&Method> {
+        let mut methods: Vec<_> = self.methods.values().map(AsRef::as_ref).collect();
+        methods.sort_by(|a, b| a.name.cmp(&b.name));
+        methods
     }
 
     /// The error for a method that does not exist, with the nearest one that does.
     #[cold]
     pub(crate) fn not_found(&self, name: &str) -> RpcError {
         let nearest = self
-            .sorted()
-            .map(|method| (distance(name, &method.name), &method.name))
+            .methods
+            .keys()
+            .map(|known| (distance(name, known), known))
             .filter(|(distance, known)| *distance <= 1 + known.len() / 4)
             .min();
         let (message, near) = match nearest {

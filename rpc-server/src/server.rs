@@ -1,6 +1,8 @@
 //! Binding, accepting, draining.
 
+use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -19,6 +21,7 @@ use crate::context::Call;
 use crate::discover;
 use crate::handler::{BoxInvocation, Method};
 use crate::links::{Links, signal};
+use crate::pending::panicked;
 use crate::router::Router;
 
 /// The registry has this long to confirm that the node is draining: clients that connect later
@@ -281,7 +284,9 @@ impl Shared {
         if call.request.meta.timeout_ms == Some(0) {
             return Err(RpcError::new(code::DEADLINE_EXCEEDED, "the caller's time was over on arrival"));
         }
-        let invocation = method.handler.start(call)?;
+        // What runs here is not ours: the reading of the params, and the function up to its future.
+        let invocation = catch_unwind(AssertUnwindSafe(|| method.handler.start(call)))
+            .unwrap_or_else(|panic| Err(panicked(&*panic)))?;
         if method.computes {
             let id = call.request.id.clone().map(Id::into_owned);
             return Ok(on_blocking_pool(invocation, id, self.config.message_bytes_max));
@@ -298,13 +303,13 @@ impl Shared {
     pub(crate) fn reserved(&self, request: &Request<'_>) -> Result<serde_json::Value, RpcError> {
         match &*request.method {
             protocol::PING => Ok(serde_json::Value::Null),
-            protocol::DISCOVER => Ok(discover::document(&self.title, self.router.sorted())),
+            protocol::DISCOVER => Ok(discover::document(&self.title, &self.router.sorted())),
             other => Err(RpcError::new(code::METHOD_NOT_FOUND, format!("no method `{other}`"))),
         }
     }
 
-    pub(crate) fn idempotent(&self) -> Vec<&str> {
-        self.router.sorted().filter(|m| m.idempotent).map(|m| m.name.as_str()).collect()
+    pub(crate) fn idempotent(&self) -> HashSet<&str> {
+        self.router.sorted().iter().filter(|m| m.idempotent).map(|m| m.name.as_str()).collect()
     }
 }
 

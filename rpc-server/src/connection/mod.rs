@@ -26,6 +26,11 @@ use crate::server::Shared;
 /// flowing, and a peer that does not read cannot make the server's memory grow.
 const OUT_HIGH: usize = 64 * 1024;
 
+/// Calls in progress beyond which no more are taken from the connection. Our client never has more
+/// than half of them: a connection that is full from its side is still read, so that pings and
+/// cancellations are heard.
+const CALLS_MAX: usize = 2 * IN_FLIGHT_MAX;
+
 pub(crate) struct Connection<Io> {
     io: Io,
     peer: SocketAddr,
@@ -111,7 +116,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
     }
 
     fn has_room(&self) -> bool {
-        self.out.len() < OUT_HIGH && self.pending.len() < IN_FLIGHT_MAX
+        self.out.len() < OUT_HIGH && self.pending.len() < CALLS_MAX
     }
 
     fn obey_signals(&mut self, cx: &mut task::Context<'_>) -> Result<(), Ended> {
@@ -149,9 +154,6 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
     }
 
     fn collect_answers(&mut self, cx: &mut task::Context<'_>) -> Progress {
-        if self.pending.is_empty() {
-            return Progress::All;
-        }
         while self.out.len() < OUT_HIGH {
             let Poll::Ready(answer) = self.pending.poll_done(cx) else { return Progress::All };
             self.out.extend_from_slice(&answer);
@@ -161,26 +163,32 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
 
     /// Starts every request that has arrived, unless a limit is reached first.
     fn start_requests(&mut self) -> Result<Progress, Ended> {
-        // The buffer moves out while its messages are handled: their answers go to `self`.
-        let mut input = std::mem::replace(&mut self.input, FrameBuffer::new(0));
-        let progress = self.start_from(&mut input);
-        self.input = input;
-        progress
-    }
-
-    fn start_from(&mut self, input: &mut FrameBuffer) -> Result<Progress, Ended> {
         let mut received = None;
-        while self.has_room() {
-            match input.next_frame()? {
-                Some(Frame::Message(message)) => {
+        loop {
+            if !self.has_room() {
+                return Ok(Progress::Some);
+            }
+            // The buffer moves out while its message is being handled: handlers' answers go to
+            // `self` meanwhile.
+            let mut input = std::mem::replace(&mut self.input, FrameBuffer::new(0));
+            let more = match input.next_frame() {
+                Ok(Some(Frame::Message(message))) => {
                     let now = *received.get_or_insert_with(Instant::now);
                     self.message(message, now);
+                    true
                 }
-                Some(Frame::Oversized { size, head }) => self.oversized(size, head),
-                None => return Ok(Progress::All),
+                Ok(Some(Frame::Oversized { size, head })) => {
+                    self.oversized(size, head);
+                    true
+                }
+                Ok(None) => false,
+                Err(error) => return Err(error.into()),
+            };
+            self.input = input;
+            if !more {
+                return Ok(Progress::All);
             }
         }
-        Ok(Progress::Some)
     }
 
     /// Reads once; `true` if something arrived.
