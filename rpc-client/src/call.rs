@@ -49,9 +49,8 @@ pub struct Reply {
 /// A call that succeeded, not yet decoded.
 pub(crate) struct Success {
     answer: Answer,
-    usable: Arc<Usable>,
-    /// Which of the node's connections it came on.
-    channel: usize,
+    channel: Arc<Channel>,
+    node: SocketAddr,
     started: Instant,
     sent: Instant,
     attempts: Vec<Attempt>,
@@ -62,15 +61,15 @@ impl Success {
     pub(crate) fn into_result<R: DeserializeOwned>(self) -> Result<R, Error> {
         match decode(&self.answer.body) {
             Ok(result) => {
-                self.usable.channels[self.channel].recycle(self.answer.body);
+                self.channel.recycle(self.answer.body);
                 Ok(result)
             }
-            Err(_) => Err(undecodable::<R>(&self.answer.body, self.usable.node.addr).with_attempts(self.attempts)),
+            Err(_) => Err(undecodable::<R>(&self.answer.body, self.node).with_attempts(self.attempts)),
         }
     }
 
     pub(crate) fn into_reply(self) -> Result<Reply, Error> {
-        let node = self.usable.node.addr;
+        let node = self.node;
         let result = decode(&self.answer.body)
             .map_err(|e| Error::from(ErrorKind::Decode { node, reason: format!("the result is no JSON: {e}") }))?;
         let mut attempts = self.attempts;
@@ -100,7 +99,8 @@ struct Progress {
 enum Ended {
     Answered {
         answer: Answer,
-        channel: usize,
+        channel: Arc<Channel>,
+        sent: Instant,
     },
     /// The call was not started there.
     NotStarted(ErrorKind),
@@ -143,9 +143,9 @@ impl Inner {
                 continue;
             };
             match self.attempt(&choice, &request, &progress, now).await {
-                Ended::Answered { answer, channel } => {
-                    let attempts = progress.attempts;
-                    return Ok(Success { answer, usable: choice.usable, channel, started, sent: now, attempts });
+                Ended::Answered { answer, channel, sent } => {
+                    let node = choice.usable.node.addr;
+                    return Ok(Success { answer, channel, node, started, sent, attempts: progress.attempts });
                 }
                 ended => self.after_failure(&mut progress, &choice.usable, ended, now)?,
             }
@@ -174,8 +174,7 @@ impl Inner {
             None => return Ended::NotStarted(ErrorKind::NoNode),
         };
         self.pool.observe(&Event::Sent { node: node.id, now });
-        let index = usable.next_channel();
-        let channel = &usable.channels[index];
+        let channel = usable.channel();
         let may_repeat = self.may_repeat(request, channel, progress);
         let exchange = Exchange {
             channel,
@@ -203,7 +202,7 @@ impl Inner {
                     samples.record(answer.received, latency);
                 }
                 self.pool.observe(&reply_event(node.id, answer.received, latency, true));
-                Ended::Answered { answer, channel: index }
+                Ended::Answered { answer, channel: channel.clone(), sent: now }
             }
             other => {
                 let at = Instant::now();
@@ -311,8 +310,13 @@ impl Inner {
     async fn wait_for_choice<P: ?Sized>(&self, progress: &mut Progress, request: &Request<'_, P>) -> Result<(), Error> {
         let mut published = self.pool.published();
         let snapshot = self.pool.snapshot();
-        let left = |snapshot: &Snapshot| snapshot.usable.iter().any(|u| !progress.tried.contains(&u.node.id));
-        if left(&snapshot) {
+        if self.pool.is_closed() {
+            return Err(self.error(ErrorKind::Closed, std::mem::take(&mut progress.attempts)));
+        }
+        // Nodes may have come since there was nothing to choose. More than once, it is the policy that
+        // wants none of them, and is asked again after a pause.
+        if progress.rounds == 0 && snapshot.usable.iter().any(|u| !progress.tried.contains(&u.node.id)) {
+            progress.rounds = 1;
             return Ok(());
         }
         let retryable = snapshot.usable.iter().any(|u| !progress.burnt.contains(&u.node.id));
@@ -341,12 +345,12 @@ impl Inner {
         };
         if tokio::time::timeout_at(request.deadline.instant(), wait).await.is_err() {
             let snapshot = self.pool.snapshot();
-            return Err(if snapshot.known {
-                self.no_choice(progress, &snapshot)
-            } else {
-                let waited = request.timeout;
-                self.error(ErrorKind::RegistryUnreachable { waited }, std::mem::take(&mut progress.attempts))
-            });
+            let kind = match (snapshot.known, &progress.last) {
+                (false, _) => ErrorKind::RegistryUnreachable { waited: request.timeout },
+                (true, None) if !snapshot.usable.is_empty() => ErrorKind::DeadlineExceeded { timeout: request.timeout },
+                (true, _) => return Err(self.no_choice(progress, &snapshot)),
+            };
+            return Err(self.error(kind, std::mem::take(&mut progress.attempts)));
         }
         progress.rounds += 1;
         progress.tried.clone_from(&progress.burnt);
@@ -377,7 +381,7 @@ impl Inner {
                 self.wait_for_choice(&mut progress, &request).await?;
                 continue;
             };
-            let channel = &choice.usable.channels[choice.usable.next_channel()];
+            let channel = choice.usable.channel();
             let Err(error) = channel.notify(method, params) else { return Ok(()) };
             let elapsed = Duration::ZERO;
             let (_, ended) = self.judge(choice.usable.node.addr, channel, &request, Err(error), false, elapsed);

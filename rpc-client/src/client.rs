@@ -198,6 +198,7 @@ impl Client {
         if let Some(reporter) = &self.inner.reporter {
             reporter.flush(deadline).await;
         }
+        self.inner.pool.close().await;
         self.inner.registry.close(deadline.remaining(Instant::now())).await;
     }
 }

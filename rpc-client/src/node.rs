@@ -23,8 +23,6 @@ pub(crate) struct Node {
     pub(crate) incarnation: Option<String>,
     in_flight: AtomicU32,
     state: Mutex<State>,
-    /// The breaker lets every call pass, as it nearly always does: then no call has to ask it.
-    healthy: AtomicBool,
     /// It said goaway.
     pub(crate) left: AtomicBool,
     /// The connectors need not wait any longer.
@@ -56,7 +54,6 @@ impl Node {
                 weight: 0,
                 draining: false,
             }),
-            healthy: AtomicBool::new(true),
             left: AtomicBool::new(false),
             hurry: Notify::new(),
         };
@@ -103,9 +100,6 @@ impl Node {
 
     /// Begins a call. `None` if the node is being tried out and has its one call already.
     pub(crate) fn begin(&self, now: Instant) -> Option<InFlight<'_>> {
-        if self.healthy.load(Ordering::Relaxed) {
-            return Some(self.in_flight_with(Admission::Regular));
-        }
         let admission = self.state.lock().breaker.admit(now)?;
         Some(self.in_flight_with(admission))
     }
@@ -124,21 +118,12 @@ impl Node {
         self.state.lock().breaker.state(now)
     }
 
-    pub(crate) fn connected(&self, now: Instant) {
-        let mut state = self.state.lock();
-        state.breaker.connected();
-        self.set_healthy(&state, now);
+    pub(crate) fn connected(&self) {
+        self.state.lock().breaker.connected();
     }
 
     pub(crate) fn connect_failed(&self, now: Instant) {
-        let mut state = self.state.lock();
-        state.breaker.connect_failed(now);
-        self.set_healthy(&state, now);
-    }
-
-    /// Called under the lock whenever the breaker may have changed its state.
-    fn set_healthy(&self, state: &State, now: Instant) {
-        self.healthy.store(state.breaker.state(now) == BreakerState::Healthy, Ordering::Relaxed);
+        self.state.lock().breaker.connect_failed(now);
     }
 
     /// The registry's response time at `now`, in microseconds; 0 is unknown.
@@ -182,11 +167,7 @@ impl InFlight<'_> {
             Outcome::ApplicationError => {}
             Outcome::Failed(latency) => state.load.reply(now, latency, false),
         }
-        let changed = state.breaker.outcome(now, self.admission, !matches!(outcome, Outcome::Failed(_)));
-        if changed {
-            self.node.set_healthy(&state, now);
-        }
-        changed
+        state.breaker.outcome(now, self.admission, !matches!(outcome, Outcome::Failed(_)))
     }
 }
 

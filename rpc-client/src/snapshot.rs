@@ -80,12 +80,12 @@ impl Usable {
         Self { node, channels, since, samples, next: AtomicUsize::new(0) }
     }
 
-    /// Which connection the next call takes: each in turn.
+    /// The connection for the next call: each in turn.
     #[inline]
-    pub(crate) fn next_channel(&self) -> usize {
+    pub(crate) fn channel(&self) -> &Arc<Channel> {
         match self.channels.len() {
-            1 => 0,
-            n => self.next.fetch_add(1, Ordering::Relaxed) % n,
+            1 => &self.channels[0],
+            n => &self.channels[self.next.fetch_add(1, Ordering::Relaxed) % n],
         }
     }
 }

@@ -1,5 +1,6 @@
 //! One request and its reply.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -53,9 +54,18 @@ impl<P: Serialize + ?Sized> Exchange<'_, P> {
                 return Err(ExchangeError::Crowded);
             };
             let before = state.out.len();
-            if let Err(error) = put_request(&mut state.out, id, self.method, &self.meta, self.params, shared.limit) {
-                state.slots.remove(id);
-                return Err(ExchangeError::Encode(error));
+            let put = |out: &mut Vec<u8>| put_request(out, id, self.method, &self.meta, self.params, shared.limit);
+            match unwinding(&mut state.out, put) {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    state.slots.remove(id);
+                    return Err(ExchangeError::Encode(error));
+                }
+                Err(panic) => {
+                    state.slots.remove(id);
+                    drop(guard);
+                    resume_unwind(panic);
+                }
             }
             state.queued += (state.out.len() - before) as u64;
             state.slots.set_frame_end(id, state.queued);
@@ -144,6 +154,18 @@ fn cancel(shared: &super::Shared, state: &mut super::State, id: u64) -> bool {
     shared.flush(state)
 }
 
+/// Writes a frame into the buffer that all calls share. The params belong to the caller: if writing
+/// them panics, what was written of the frame is taken back.
+#[inline]
+fn unwinding<R>(out: &mut Vec<u8>, put: impl FnOnce(&mut Vec<u8>) -> R) -> std::thread::Result<R> {
+    let before = out.len();
+    let put = catch_unwind(AssertUnwindSafe(|| put(out)));
+    if put.is_err() {
+        out.truncate(before);
+    }
+    put
+}
+
 impl Channel {
     /// Sends a notification.
     ///
@@ -161,7 +183,13 @@ impl Channel {
                 return Err(ExchangeError::Crowded);
             }
             let before = state.out.len();
-            put_notification(&mut state.out, method, params, shared.limit).map_err(ExchangeError::Encode)?;
+            match unwinding(&mut state.out, |out| put_notification(out, method, params, shared.limit)) {
+                Ok(put) => put.map_err(ExchangeError::Encode)?,
+                Err(panic) => {
+                    drop(guard);
+                    resume_unwind(panic);
+                }
+            }
             state.queued += (state.out.len() - before) as u64;
             shared.flush(state)
         };

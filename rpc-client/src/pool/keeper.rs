@@ -171,7 +171,7 @@ impl Keeper {
             What::Connected(channel) => {
                 entry.failed = 0;
                 entry.trouble = None;
-                entry.node.connected(Instant::now());
+                entry.node.connected();
                 *connection = Connection { channel: Some(channel), status: Status::Open };
             }
             What::Failed(reason) => {

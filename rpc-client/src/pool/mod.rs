@@ -28,7 +28,8 @@ const PROBES_MAX: u32 = 4;
 /// closes all of them.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
-    _keeper: AbortOnDropHandle<()>,
+    /// None once the pool is closed.
+    keeper: Mutex<Option<AbortOnDropHandle<()>>>,
 }
 
 struct Shared {
@@ -70,7 +71,23 @@ impl Pool {
         });
         let keeper = keeper::Keeper::new(shared.clone(), registry.clone(), config, reporter);
         let keeper = AbortOnDropHandle::new(tokio::spawn(keeper.run()));
-        Self { shared, _keeper: keeper }
+        Self { shared, keeper: Mutex::new(Some(keeper)) }
+    }
+
+    /// Gives up all nodes. Calls in flight keep their connections until they are answered.
+    pub(crate) async fn close(&self) {
+        let keeper = self.keeper.lock().take();
+        if let Some(keeper) = keeper {
+            keeper.abort();
+            // Once it has ended it publishes nothing any more.
+            let _ = keeper.await;
+        }
+        self.shared.snapshot.store(Arc::new(Snapshot { known: true, ..Snapshot::default() }));
+        self.shared.published.send_modify(|count| *count += 1);
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.keeper.lock().is_none()
     }
 
     pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
@@ -86,10 +103,6 @@ impl Pool {
     #[inline]
     pub(crate) fn choose(&self, now: Instant, key: Option<u64>, tried: &[NodeId]) -> Option<Choice> {
         let snapshot = self.shared.snapshot.load();
-        if let ([only], []) = (&*snapshot.usable, tried) {
-            // Nothing to choose.
-            return Some(Choice { usable: only.clone(), bound: None, alone: true });
-        }
         let view = SnapshotView { usable: &snapshot.usable, now };
         let mut pick = Pick { key, now, seed: self.shared.seed(), excluded: tried, probed: 0 };
         let mut policy = self.shared.policy.lock();
