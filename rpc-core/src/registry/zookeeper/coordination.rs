@@ -92,10 +92,9 @@ impl Candidate {
     async fn run(mut self) {
         loop {
             let session = tokio::select! {
-                biased;
-                () = self.shared.closing.cancelled() => None,
-                () = self.leadership.closed() => None,
                 session = connected(&mut self.link) => session,
+                () = self.leadership.closed() => None,
+                () = self.shared.closing.cancelled() => None,
             };
             if let Some(session) = session {
                 match self.stand(&session).await {
@@ -296,10 +295,12 @@ impl Lease for ZooKeeperLease {
     fn update(&self, addr: SocketAddr, version: Version, record: NodeRecord) -> BoxFuture<'_, Result<(), UpdateError>> {
         Box::pin(async move {
             let (lock, session) = self.lock()?;
-            let set = async |path: String, data: Vec<u8>, version| {
-                session.bounded(lock.set_data(&path, &data, Some(version))).await
+            let path = self.shared.options.node(addr);
+            let set = |data: Vec<u8>, version| {
+                let (lock, session, path) = (&lock, &session, &path);
+                async move { session.bounded(lock.set_data(path, &data, Some(version))).await }
             };
-            self.shared.update(&session, addr, version, &record, set).await
+            self.shared.update(addr, version, &record, set).await
         })
     }
 }
