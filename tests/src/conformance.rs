@@ -115,6 +115,12 @@ impl Subject {
         self.wait(what, &mut registry.members(), |members| members.is_known() && good(members)).await
     }
 
+    /// Closes a handle, which must not take all of its time.
+    async fn close(&self, registry: &dyn Registry) {
+        let closed = tokio::time::timeout(self.patience, registry.close(2 * self.patience)).await;
+        closed.unwrap_or_else(|_| panic!("not closed within {:?}", self.patience));
+    }
+
     async fn listed(&self, registry: &dyn Registry, addr: SocketAddr) -> Member {
         self.entry("a node appears", registry, addr, |_| true).await
     }
@@ -197,7 +203,7 @@ pub async fn an_empty_registry_is_known_and_live(subject: &Subject) {
     assert!(members.nodes.is_empty() && members.misnamed.is_empty());
     let mut health = registry.health();
     subject.wait("health", &mut health, Health::is_live).await;
-    registry.close(subject.patience).await;
+    subject.close(&*registry).await;
     subject.wait("health", &mut health, |health| *health == Health::Closed).await;
     let refused = registry.register(addr(1), record());
     assert!(matches!(&*refused.status().borrow(), RegistrationStatus::Refused { .. }), "{refused:?}");
@@ -251,7 +257,7 @@ pub async fn a_closed_handle_withdraws_its_nodes(subject: &Subject) {
     let (server, client) = (subject.open(), subject.open());
     let _registration = subject.register(&*server, addr(1), &record()).await;
     subject.listed(&*client, addr(1)).await;
-    server.close(subject.patience).await;
+    subject.close(&*server).await;
     assert_eq!(client.read(addr(1)).await, Ok(None));
     subject.gone(&*client, addr(1)).await;
 }
@@ -424,7 +430,7 @@ pub async fn one_leads_at_a_time_and_another_follows(subject: &Subject) {
     subject.lead(&mut second).await;
     let mut third = elect(2);
     let mut closed = second.clone();
-    handles[1].close(subject.patience).await;
+    subject.close(&*handles[1]).await;
     subject.wait("the lease to go", &mut closed, Option::is_none).await;
     subject.lead(&mut third).await;
 }
@@ -467,7 +473,7 @@ pub async fn a_lost_lease_writes_nothing(subject: &Subject) {
     assert_eq!(subject.read(&*two, addr(1)).await.record.response_time_us, 1);
     assert_eq!(lease.claim(100).await, Ok(true));
 
-    two.close(subject.patience).await;
+    subject.close(&*two).await;
     assert!(lease.claim(101).await.is_err());
 }
 
