@@ -11,9 +11,10 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::registration::answer;
 use super::tasks::Tasks;
 use super::{Capabilities, Coordination, Health, Lease, Member, Members, Registration, RegistrationCommand};
-use super::{RegistrationStatus, Registry, RegistryUrl, UpdateError, Version};
+use super::{RegistrationStatus, Registry, RegistryUrl, UpdateError, Version, publish};
 use crate::{BoxFuture, NodeRecord};
 
 /// One handle on a space that all handles with the same name share.
@@ -204,11 +205,11 @@ async fn announce(
         freed.as_mut().enable();
         announced = announced.or_else(|| space.insert(addr, &record));
         if announced.is_some() {
-            set_status(&status, RegistrationStatus::Registered);
+            publish(&status, RegistrationStatus::Registered);
             unanswered.drain(..).for_each(answer);
         } else {
             let detail = format!("{addr} is registered by somebody else in this process");
-            set_status(&status, RegistrationStatus::Conflict { detail });
+            publish(&status, RegistrationStatus::Conflict { detail });
         }
         tokio::select! {
             command = commands.recv() => match command {
@@ -227,21 +228,8 @@ async fn announce(
         }
     };
     drop(announced);
-    set_status(&status, RegistrationStatus::Withdrawn);
+    publish(&status, RegistrationStatus::Withdrawn);
     withdrawn.into_iter().for_each(answer);
-}
-
-fn set_status(status: &watch::Sender<RegistrationStatus>, new: RegistrationStatus) {
-    status.send_if_modified(|old| {
-        let changed = *old != new;
-        *old = new;
-        changed
-    });
-}
-
-fn answer(done: oneshot::Sender<()>) {
-    // Whoever asked may have stopped waiting.
-    let _ = done.send(());
 }
 
 struct MemoryCoordination {

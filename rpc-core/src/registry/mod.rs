@@ -158,3 +158,12 @@ impl Health {
         }
     }
 }
+
+/// Publishes a value; those who wait for a change are woken only if it is one.
+fn publish<T: PartialEq>(sender: &watch::Sender<T>, next: T) {
+    sender.send_if_modified(|value| {
+        let news = *value != next;
+        *value = next;
+        news
+    });
+}

@@ -48,6 +48,11 @@ pub enum RegistrationCommand {
     Withdraw(oneshot::Sender<()>),
 }
 
+/// Says that a command was carried out. Whoever asked may have stopped waiting.
+pub(super) fn answer(done: oneshot::Sender<()>) {
+    let _ = done.send(());
+}
+
 impl Registration {
     /// For backends: a handle, and the two ends that its task works with.
     pub fn channel() -> (Self, watch::Sender<RegistrationStatus>, mpsc::Receiver<RegistrationCommand>) {

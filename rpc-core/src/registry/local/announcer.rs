@@ -13,7 +13,8 @@ use super::blocking;
 use super::directory::{Directory, is_at};
 use super::writer::{Announced, Writer};
 use crate::NodeRecord;
-use crate::registry::{Members, RegistrationCommand, RegistrationStatus};
+use crate::registry::registration::answer;
+use crate::registry::{Members, RegistrationCommand, RegistrationStatus, publish};
 
 /// A reader that probes a lock holds it for some microseconds. Only an address that is taken this
 /// many times in a row belongs to somebody.
@@ -67,7 +68,7 @@ impl Announcer {
             }
         };
         self.withdraw(lock).await;
-        self.show_status(RegistrationStatus::Withdrawn);
+        publish(&self.status, RegistrationStatus::Withdrawn);
         withdrawn.into_iter().for_each(answer);
     }
 
@@ -108,21 +109,14 @@ impl Announcer {
     }
 
     fn show(&self, outcome: io::Result<bool>) {
-        self.show_status(match outcome {
+        let status = match outcome {
             Ok(true) => RegistrationStatus::Registered,
             Ok(false) => RegistrationStatus::Conflict {
                 detail: format!("a live process holds {}", self.dir.lock(self.addr).display()),
             },
             Err(error) => RegistrationStatus::Pending { trouble: Some(error.to_string()) },
-        });
-    }
-
-    fn show_status(&self, next: RegistrationStatus) {
-        self.status.send_if_modified(|status| {
-            let news = *status != next;
-            *status = next;
-            news
-        });
+        };
+        publish(&self.status, status);
     }
 }
 
@@ -134,9 +128,4 @@ async fn not_listed(members: &mut watch::Receiver<Arc<Members>>, addr: SocketAdd
         }
     }
     std::future::pending().await
-}
-
-fn answer(done: oneshot::Sender<()>) {
-    // Whoever asked may have stopped waiting.
-    let _ = done.send(());
 }

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::OPERATION_MAX;
 use super::reader::Reader;
 use super::watcher::Wake;
-use crate::registry::Health;
+use crate::registry::{Health, publish};
 
 /// Values are read at most 20 times a second, however many events there are.
 const READ_INTERVAL_MIN: Duration = Duration::from_millis(50);
@@ -42,7 +42,7 @@ async fn follow_for_ever(reader: Arc<Reader>, wake: Arc<Wake>, health: &watch::S
         // so a read at the event may find it held: another one follows soon.
         let lock_closed = wake.lock_closed.swap(false, Ordering::AcqRel);
         match read(&reader, health).await {
-            Ok(()) => set_health(health, Health::Live),
+            Ok(()) => publish(health, Health::Live),
             Err(error) => set_trouble(&reader, health, &error),
         }
         let earliest = started + READ_INTERVAL_MIN;
@@ -76,13 +76,5 @@ fn set_trouble(reader: &Reader, health: &watch::Sender<Health>, error: &io::Erro
         Some(since) => Health::Stale { since, trouble: error.to_string() },
         None => Health::Connecting { trouble: Some(error.to_string()) },
     };
-    set_health(health, next);
-}
-
-fn set_health(health: &watch::Sender<Health>, next: Health) {
-    health.send_if_modified(|health| {
-        let news = *health != next;
-        *health = next;
-        news
-    });
+    publish(health, next);
 }
