@@ -84,7 +84,8 @@ impl ClientBuilder {
         let seed = RandomState::new().hash_one(std::process::id());
         let config = self.config;
         let reporter = config.write_back.then(|| Arc::new(Reporter::spawn(&registry, config.write_interval, seed)));
-        let expiry = if config.write_back { ExpiryJob::spawn(&registry, &config.expiry) } else { None };
+        let schedule = config.expiry.as_ref().filter(|_| config.write_back);
+        let expiry = schedule.and_then(|schedule| ExpiryJob::spawn(&registry, schedule));
         let pool = Pool::new(&registry, policy, config.clone(), reporter.clone(), seed);
         let members = registry.members();
         let health = registry.health();
@@ -161,6 +162,11 @@ impl Client {
     pub fn nodes(&self) -> Vec<NodeStatus> {
         let now = Instant::now();
         self.inner.pool.snapshot().all.iter().map(|listed| listed.status(now)).collect()
+    }
+
+    /// Entries of the registry whose name is no address, and which are therefore no nodes.
+    pub fn misnamed(&self) -> Vec<String> {
+        self.inner.members.borrow().misnamed.clone()
     }
 
     /// Told whenever [`Client::nodes`] may have changed. The number only counts.

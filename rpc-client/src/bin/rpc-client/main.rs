@@ -1,2 +1,119 @@
-//! The command (being written).
-fn main() {}
+//! `rpc-client`: calls, shows and measures the servers of a registry.
+
+mod bench;
+mod call;
+mod common;
+mod completions;
+mod explain;
+mod failure;
+mod methods;
+mod nodes;
+mod output;
+mod params;
+mod pretty;
+mod screen;
+mod table;
+mod units;
+
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::filter::EnvFilter;
+
+use crate::common::Common;
+use crate::failure::Failure;
+
+/// What is logged when `RUST_LOG` says nothing: what the user has to know while waiting.
+const LOG_DEFAULT: &str = "warn,zookeeper_client=error";
+
+/// Exit code of a command that Ctrl-C ended.
+const INTERRUPTED: u8 = 130;
+
+const EXAMPLES: &str = "\
+Examples:
+  rpc-client nodes                             the servers, and how fast they are
+  rpc-client call echo '{\"hi\":1}' --explain    call the fastest one, and see why it was chosen
+  rpc-client bench echo -n 2000                how fast they answer, and who answers how often
+  rpc-client nodes --registry zk://10.0.0.1:2181/shop/orders
+
+Results go to standard output, everything else to standard error.
+
+Exit codes: 0 ok, 1 other, 2 usage, 3 configuration, 4 registry unreachable, 5 no usable node,
+6 deadline, 7 the server answered with an error, 8 connection, 9 a threshold was missed (bench),
+130 interrupted.";
+
+/// Calls the servers of a registry, each call on the one that will answer soonest.
+#[derive(Parser)]
+#[command(name = "rpc-client", version, after_help = EXAMPLES)]
+struct Args {
+    #[command(flatten)]
+    common: Common,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Call(call::Args),
+    Nodes(nodes::Args),
+    Methods(methods::Args),
+    Bench(bench::Args),
+    Completions(completions::Args),
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let wanted = std::env::var("RUST_LOG").ok().filter(|value| !value.is_empty());
+    let filter = EnvFilter::builder().parse_lossy(wanted.as_deref().unwrap_or(LOG_DEFAULT));
+    tracing_subscriber::fmt()
+        .with_writer(io::stderr)
+        .with_env_filter(filter)
+        .with_ansi(colour)
+        .with_target(false)
+        .init();
+    let format = args.common.format;
+    ExitCode::from(run(args).unwrap_or_else(|failure| failure.report(format)))
+}
+
+fn run(args: Args) -> Result<u8, Failure> {
+    // One call is done sooner without threads that have to be started.
+    let mut builder = match &args.command {
+        Command::Bench(_) => tokio::runtime::Builder::new_multi_thread(),
+        _ => tokio::runtime::Builder::new_current_thread(),
+    };
+    let runtime = builder.enable_all().build().map_err(|e| Failure::other(format!("cannot start: {e}")))?;
+    let outcome = runtime.block_on(async {
+        let common = args.common;
+        match args.command {
+            Command::Call(args) => interruptible(call::run(args, common)).await,
+            Command::Nodes(args) => interruptible(nodes::run(args, common)).await,
+            Command::Methods(args) => interruptible(methods::run(args, common)).await,
+            // It reports what it has when it is interrupted.
+            Command::Bench(args) => bench::run(args, common).await,
+            Command::Completions(args) => completions::run(&args),
+        }
+    });
+    // What still runs in the background has nothing to tell any more.
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn interruptible(command: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
+    tokio::select! {
+        biased;
+        outcome = command => outcome,
+        _ = tokio::signal::ctrl_c() => Ok(INTERRUPTED),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Args::command().debug_assert();
+    }
+}

@@ -1,0 +1,118 @@
+//! `rpc-client call`
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use rpc_client::{Attempt, CallOptions, Client, Error, ErrorKind, Reply};
+use rpc_core::protocol::CALL_TIMEOUT;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use tokio::time::Instant;
+
+use crate::common::{self, Common, Format, Role};
+use crate::explain::Explanation;
+use crate::failure::Failure;
+use crate::{output, params, pretty};
+
+const EXAMPLES: &str = "\
+Examples:
+  rpc-client call echo '{\"hi\":1}'
+  rpc-client call sleep '[250]' --timeout 1s --explain
+  rpc-client call orders.list @query.json --format json | jq .node
+  generate | rpc-client call orders.add - --key customer-17";
+
+/// Call a method and print its result
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Name of the method; `rpc-client methods` lists them
+    method: String,
+    /// Params, a JSON array or object: as text, @FILE, or - for standard input
+    #[arg(value_name = "JSON|@FILE|-", allow_negative_numbers = true)]
+    params: Option<String>,
+    /// Send equal keys to the same node, if the policy knows about keys
+    #[arg(long, value_name = "K")]
+    key: Option<String>,
+    /// Show what was known of the nodes, and what was tried
+    #[arg(long)]
+    explain: bool,
+    /// Time for everything, such as 500ms or 10s [default: 5s]
+    #[arg(long, value_name = "T", value_parser = common::duration)]
+    timeout: Option<Duration>,
+    /// It may run twice without harm, so repeat it when its node fails
+    #[arg(long)]
+    idempotent: bool,
+}
+
+impl Args {
+    fn options(&self) -> CallOptions {
+        let mut options = CallOptions::new();
+        if let Some(key) = &self.key {
+            options = options.key(key);
+        }
+        if self.idempotent {
+            options = options.idempotent();
+        }
+        options
+    }
+}
+
+pub(crate) async fn run(args: Args, common: Common) -> Result<u8, Failure> {
+    let params = params::read(args.params.as_deref())?;
+    let client = common.connect(Role::OneCall).await?;
+    let started = Instant::now();
+    let outcome = call(&client, &args, &params, started).await;
+    let latency_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+    let explanation = args.explain.then(|| Explanation::of(&client, &common));
+    let shown = show(outcome, latency_us, explanation, common.format);
+    // Its measurement is delivered after the user has the result.
+    common::close(client).await;
+    shown
+}
+
+async fn call(client: &Client, args: &Args, params: &RawValue, started: Instant) -> Result<Reply, Error> {
+    let timeout = args.timeout.unwrap_or(CALL_TIMEOUT);
+    common::settle(client, timeout).await?;
+    let left = timeout.saturating_sub(started.elapsed());
+    let outcome = client.call_detailed(&args.method, params, &args.options().timeout(left)).await;
+    outcome.map_err(|error| match error.kind() {
+        // The user set the time for everything, not for what connecting left of it.
+        ErrorKind::DeadlineExceeded { .. } => Error::from(ErrorKind::DeadlineExceeded { timeout })
+            .with_attempts(error.attempts().to_vec())
+            .with_registry(client.registry_state()),
+        _ => error,
+    })
+}
+
+/// A result as `--format json` shows it.
+#[derive(Serialize)]
+struct Output<'a> {
+    result: &'a RawValue,
+    node: SocketAddr,
+    latency_us: u64,
+    attempts: &'a [Attempt],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    explain: Option<Explanation>,
+}
+
+fn show(
+    outcome: Result<Reply, Error>,
+    latency_us: u64,
+    explanation: Option<Explanation>,
+    format: Format,
+) -> Result<u8, Failure> {
+    let attempts = outcome.as_ref().map_or_else(Error::attempts, |reply| &reply.attempts);
+    if let (Some(explanation), Format::Text) = (&explanation, format) {
+        output::note(&explanation.text(attempts));
+    }
+    let reply = outcome.map_err(|error| Failure::Rpc { error: Box::new(error), latency_us: Some(latency_us) })?;
+    match format {
+        Format::Text => output::line(&pretty::indented(reply.result.get()))?,
+        Format::Json => {
+            let Reply { result, node, elapsed, attempts } = &reply;
+            let latency_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
+            output::json(&Output { result, node: *node, latency_us, attempts, explain: explanation })?;
+        }
+    }
+    Ok(0)
+}

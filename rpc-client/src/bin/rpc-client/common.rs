@@ -1,0 +1,106 @@
+//! What all commands take, and how they connect.
+
+use std::time::Duration;
+
+use clap::builder::{PossibleValue, PossibleValuesParser};
+use rpc_client::balance::{self, POLICIES, POLICY_DEFAULT};
+use rpc_client::{Client, ClientConfig, Error, ErrorKind};
+use rpc_core::registry::parse_duration;
+use tokio::time::Instant;
+
+use crate::failure::Failure;
+
+/// A node that has not answered within this time is not waited for: a choice among those that
+/// have is worth more than a complete one.
+const SETTLE: Duration = Duration::from_millis(100);
+
+/// The last measurement has this long to reach the registry before the process ends.
+const CLOSE: Duration = Duration::from_secs(1);
+
+/// Options of every command.
+#[derive(clap::Args)]
+pub(crate) struct Common {
+    /// Registry: local:[DIR], zk://HOST:PORT,…/NAMESPACE, static:IP:PORT,… or mem:NAME
+    #[arg(long, global = true, value_name = "URL", env = "RPC_REGISTRY", default_value = "local:")]
+    pub(crate) registry: String,
+    /// Balancing policy
+    #[arg(long, global = true, value_name = "NAME", value_parser = policies(), default_value = POLICY_DEFAULT, hide_possible_values = true)]
+    pub(crate) policy: String,
+    /// Output: `text` for people, `json` for programs (one object with everything)
+    #[arg(long, global = true, value_name = "FORMAT", value_enum, default_value_t = Format::Text, hide_possible_values = true)]
+    pub(crate) format: Format,
+}
+
+/// For whom the output is.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Format {
+    Text,
+    Json,
+}
+
+fn policies() -> PossibleValuesParser {
+    PossibleValuesParser::new(POLICIES.iter().map(|(name, what, _)| PossibleValue::new(*name).help(*what)))
+}
+
+/// Reads a duration for clap: `500ms`, `10s`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    parse_duration(text)
+}
+
+/// What a command does with what it measures.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// It looks and leaves no trace.
+    Observer,
+    /// It makes one call and delivers its measurement.
+    OneCall,
+    /// It is a client like any other.
+    Client,
+}
+
+impl Common {
+    /// Opens the registry.
+    pub(crate) async fn connect(&self, role: Role) -> Result<Client, Failure> {
+        let mut config = ClientConfig { write_back: role != Role::Observer, ..ClientConfig::default() };
+        if role != Role::Client {
+            config.expiry = None;
+        }
+        let policy = balance::policy(&self.policy).expect("clap has checked the name");
+        // An empty variable is as good as none.
+        let url = if self.registry.is_empty() { "local:" } else { &self.registry };
+        Ok(Client::builder().config(config).policy(policy).connect(url).await?)
+    }
+}
+
+/// Waits until the registry's list is there and its nodes are connected, those that take long
+/// excepted: at most `timeout`.
+///
+/// # Errors
+/// The registry could not be reached in time.
+pub(crate) async fn settle(client: &Client, timeout: Duration) -> Result<(), Error> {
+    settle_within(client, timeout, SETTLE).await
+}
+
+/// The same with another patience for nodes that take long.
+pub(crate) async fn settle_within(client: &Client, timeout: Duration, patience: Duration) -> Result<(), Error> {
+    let started = Instant::now();
+    let mut changed = client.nodes_changed();
+    let listed = async {
+        while client.registry_state().list_age_ms.is_none() {
+            if changed.changed().await.is_err() {
+                break;
+            }
+        }
+    };
+    if tokio::time::timeout(timeout, listed).await.is_err() {
+        let error = Error::from(ErrorKind::RegistryUnreachable { waited: timeout });
+        return Err(error.with_registry(client.registry_state()));
+    }
+    client.ready(patience.min(timeout.saturating_sub(started.elapsed()))).await;
+    Ok(())
+}
+
+/// Ends a client, within a moment.
+pub(crate) async fn close(client: Client) {
+    client.close(CLOSE).await;
+}
