@@ -28,6 +28,9 @@ use crate::router::Router;
 /// learn of it there, all others by `rpc.goaway`.
 const ANNOUNCE_DRAIN: Duration = Duration::from_secs(2);
 
+/// While draining, all connections are told again after this time, for those accepted since.
+const GOAWAY_AGAIN: Duration = Duration::from_secs(1);
+
 /// Pause after a failed `accept`, such as too many open files: it will not get better at once.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
@@ -244,8 +247,16 @@ impl Server {
                 registration.set_state(NodeState::Draining, ANNOUNCE_DRAIN).await;
             }
             self.shared.draining.store(true, Ordering::Relaxed);
-            links.tell_all(signal::GOAWAY);
-            tokio::time::timeout(self.shared.config.drain_timeout, links.all_closed()).await.is_ok()
+            let drained = async {
+                loop {
+                    links.tell_all(signal::GOAWAY);
+                    // Those who connect meanwhile have as long to say something.
+                    if tokio::time::timeout(GOAWAY_AGAIN, links.all_closed()).await.is_ok() {
+                        return;
+                    }
+                }
+            };
+            tokio::time::timeout(self.shared.config.drain_timeout, drained).await.is_ok()
         };
         // Connections are still accepted meanwhile: what arrives is refused in good order.
         let in_time = tokio::select! {
@@ -275,7 +286,7 @@ impl Shared {
     /// Starts a call, or says why it is not.
     #[inline]
     pub(crate) fn start(&self, call: &Call<'_>, leaving: bool) -> Result<BoxInvocation, RpcError> {
-        if leaving || self.draining.load(Ordering::Relaxed) {
+        if leaving || self.is_draining() {
             return Err(self.draining());
         }
         let Some(method) = self.router.get(&call.request.method) else {
@@ -292,6 +303,10 @@ impl Shared {
             return Ok(on_blocking_pool(invocation, id, self.config.message_bytes_max));
         }
         Ok(invocation)
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
     }
 
     #[cold]

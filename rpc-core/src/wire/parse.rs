@@ -84,6 +84,20 @@ pub struct Response<'a> {
     pub meta: Option<&'a [u8]>,
 }
 
+impl<'a> Id<'a> {
+    /// The id that this JSON value is: a string, a number or `null`.
+    pub fn of(raw: &'a RawValue) -> Option<Self> {
+        let text = raw.get();
+        match text.as_bytes()[0] {
+            b'"' | b'n' | b'-' | b'0'..=b'9' => Some(match number(text.as_bytes()) {
+                Some((n, [])) => Id::Number(n),
+                _ => Id::Other(Cow::Borrowed(text)),
+            }),
+            _ => None,
+        }
+    }
+}
+
 impl Id<'_> {
     /// `null`
     pub const NULL: Id<'static> = Id::Other(Cow::Borrowed("null"));
@@ -264,7 +278,7 @@ fn object(text: &str) -> Incoming<'_> {
     match request(&envelope) {
         Ok(request) => Incoming::Request(request),
         Err(reason) => {
-            let id = envelope.id.and_then(id).unwrap_or(Id::NULL);
+            let id = envelope.id.and_then(Id::of).unwrap_or(Id::NULL);
             invalid(id, code::INVALID_REQUEST, &format!("the message is no request: {reason}"))
         }
     }
@@ -284,7 +298,7 @@ fn request<'a>(envelope: &Envelope<'a>) -> Result<Request<'a>, &'static str> {
     if envelope.jsonrpc.map(RawValue::get) != Some("\"2.0\"") {
         return Err("`jsonrpc` must be \"2.0\"");
     }
-    let id = envelope.id.map(|raw| id(raw).ok_or("`id` must be a string, a number or null")).transpose()?;
+    let id = envelope.id.map(|raw| Id::of(raw).ok_or("`id` must be a string, a number or null")).transpose()?;
     let method = envelope.method.ok_or("`method` is missing")?;
     let method = serde_json::from_str::<Text<'a>>(method.get()).map_err(|_| "`method` must be a string")?.0;
     let params = envelope.params.map(|raw| raw.get().as_bytes());
@@ -301,17 +315,6 @@ fn request<'a>(envelope: &Envelope<'a>) -> Result<Request<'a>, &'static str> {
 /// A string that is borrowed unless it has escapes.
 #[derive(Deserialize)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
-
-fn id(raw: &RawValue) -> Option<Id<'_>> {
-    let text = raw.get();
-    match text.as_bytes()[0] {
-        b'"' | b'n' | b'-' | b'0'..=b'9' => Some(match number(text.as_bytes()) {
-            Some((n, [])) => Id::Number(n),
-            _ => Id::Other(Cow::Borrowed(text)),
-        }),
-        _ => None,
-    }
-}
 
 fn invalid<'a>(id: Id<'a>, code: i64, message: &str) -> Incoming<'a> {
     Incoming::Invalid(Invalid { id, error: RpcError::new(code, message) })

@@ -90,12 +90,12 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
         match &*request.method {
             protocol::CANCEL => {
                 let cancel = request.params.and_then(|p| serde_json::from_slice::<Cancel<'_>>(p).ok());
-                if let Some(cancel) = cancel {
-                    let text = cancel.id.get();
-                    let id = text.parse().map_or(Id::Other(text.into()), Id::Number);
+                if let Some(id) = cancel.and_then(|cancel| Id::of(cancel.id)) {
                     let limit = self.limit();
                     self.pending.cancel(&id, &mut self.out, limit);
                 }
+                // Meant to be a notification, which this does not answer.
+                self.answer(request, Ok(serde_json::Value::Null));
             }
             protocol::HELLO => {
                 let answer = self.hello(request);
@@ -123,7 +123,9 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
             return Err(RpcError::new(code::WRONG_INCARNATION, "another instance answers at this address")
                 .with_data(&json!({ "incarnation": ours })));
         }
-        if self.leaving {
+        if self.leaving || self.shared.is_draining() {
+            // It came after goaway was sent to everybody: with this answer it is told all the same.
+            self.leaving = true;
             return Err(self.shared.draining());
         }
         self.greeted = true;
