@@ -6,4 +6,5 @@ mod protocol;
 mod readme;
 mod registry;
 mod tidy;
+mod wire;
 mod zookeeper;

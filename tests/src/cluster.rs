@@ -141,3 +141,10 @@ pub async fn connected(client: &Client, count: usize) {
         |nodes: &[NodeStatus]| nodes.len() == count && nodes.iter().all(|n| n.connection == ConnectionState::Connected);
     nodes_are(client, &format!("connected to {count} nodes"), all).await;
 }
+
+/// Lets this process open as many files as the system allows.
+pub fn open_many_files() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum });
+}

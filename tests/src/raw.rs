@@ -68,6 +68,46 @@ impl RawPeer {
         self.receive().await.expect("the peer answers")
     }
 
+    /// Sends one message in a frame whose length says `size`.
+    ///
+    /// # Panics
+    /// When the connection is gone.
+    pub async fn send_with_length(&mut self, size: u32, message: &[u8]) {
+        self.send_bytes(&[&size.to_be_bytes(), message].concat()).await;
+    }
+
+    /// The next message as JSON.
+    ///
+    /// # Panics
+    /// As [`RawPeer::receive`] does, or when the peer closes instead, or it is no JSON.
+    pub async fn receive_json(&mut self) -> serde_json::Value {
+        let message = self.receive().await.expect("the peer answers");
+        serde_json::from_str(&message).unwrap_or_else(|e| panic!("{message}: {e}"))
+    }
+
+    /// Sends a request and returns the next message as JSON.
+    ///
+    /// # Panics
+    /// As [`RawPeer::receive_json`] does.
+    pub async fn ask_json(&mut self, request: &str) -> serde_json::Value {
+        self.send(request).await;
+        self.receive_json().await
+    }
+
+    /// Waits until the peer has closed the connection without sending anything more.
+    ///
+    /// # Panics
+    /// When it sends something, or does not close in time.
+    pub async fn closed(&mut self) {
+        let end = async {
+            let mut byte = [0];
+            // A reset is an end too.
+            self.0.read(&mut byte).await.unwrap_or(0)
+        };
+        let n = tokio::time::timeout(PATIENCE, end).await.expect("the peer closes in time");
+        assert_eq!(n, 0, "the peer sends something instead of closing");
+    }
+
     /// Closes the sending side; answers may still come.
     ///
     /// # Panics
