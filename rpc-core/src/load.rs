@@ -13,13 +13,32 @@ use tokio::time::Instant;
 pub const CONCURRENCY_PER_PERMIT: f64 = 0.5;
 
 /// Successes over which the idle response time is averaged.
-const SAMPLES: f64 = 40.0;
+const SAMPLES: f64 = 30.0;
+
+/// Successes from which it is learnt whether requests slow each other down.
+const SLOPE_SAMPLES: f64 = 2048.0;
+
+/// Fewer prove nothing.
+const SLOPE_SAMPLES_MIN: f64 = 64.0;
+
+/// Below this slope requests do not slow each other down.
+const SLOPE_FLAT: f64 = 0.15;
+
+/// How many more requests, than were seen not to slow each other down, a server may get.
+const HEADROOM: f64 = 1.5;
+
+/// Weight of one request in the learnt concurrency.
+const CONCURRENCY_GAIN: f64 = 1.0 / 128.0;
+
+/// Largest concurrency.
+const CONCURRENCY_MAX: f64 = 1e6;
 
 /// Time constant with which failures are forgotten.
 const ERRORS_DECAY: Duration = Duration::from_secs(5);
 
-/// Successes and failures that count as seen at the start, so that one failure is not all.
-const ERRORS_PRIOR: f64 = 2.0;
+/// Weight of one outcome in the share of failures. A server that begins to fail at once must be
+/// seen to within a few requests, as it answers them fast.
+const ERRORS_GAIN: f64 = 0.05;
 
 /// A success rate is not believed below this, so that every expected time stays finite.
 const SUCCESS_MIN: f64 = 0.01;
@@ -39,8 +58,6 @@ pub struct LoadReport {
     pub service_us: f64,
     /// Requests that it can run at once without slowing down.
     pub concurrency: f64,
-    /// Variance of `service_us`'s logarithm: how little it is to be trusted.
-    pub noise: f64,
     /// Share of recent requests that failed, 0 to 1.
     pub errors: f64,
     /// Median of the latest response times at about the present number in flight, in microseconds;
@@ -69,7 +86,7 @@ impl LoadReport {
 /// Measures the load of one server. Pure: the time is an argument. Each call is constant work.
 #[derive(Clone, Debug)]
 pub struct LoadMeter {
-    concurrency: f64,
+    concurrency: Concurrency,
     in_flight: u32,
     /// Requests in flight, integrated over time (in request-seconds) up to `integrated_to`.
     integral: f64,
@@ -104,12 +121,12 @@ impl LoadMeter {
     /// ([`CONCURRENCY_PER_PERMIT`] x permits, unless the user knows better).
     pub fn new(concurrency: f64, now: Instant) -> Self {
         Self {
-            concurrency: concurrency.clamp(0.1, 1e6),
+            concurrency: Concurrency::new(concurrency.clamp(0.1, CONCURRENCY_MAX)),
             in_flight: 0,
             integral: 0.0,
             integrated_to: now,
             idle: LogMean::default(),
-            errors: Errors { ok: 0.0, bad: 0.0, at: now },
+            errors: Errors { share: 0.0, at: now },
             recent: vec![Recent::default(); LEVELS],
         }
     }
@@ -134,7 +151,9 @@ impl LoadMeter {
         }
         let seconds = now.saturating_duration_since(begun.at).as_secs_f64().max(1e-6);
         let shared = ((self.integral - begun.integral) / seconds).max(1.0);
-        self.idle.add(seconds.ln() - ln_growth(shared / self.concurrency));
+        let ln_seconds = seconds.ln();
+        self.concurrency.learn(ln_seconds, shared.ln());
+        self.idle.add(ln_seconds - ln_growth(shared / self.concurrency.value));
         self.recent[level(begun.in_flight)].add(seconds * 1e6);
     }
 
@@ -148,8 +167,7 @@ impl LoadMeter {
         LoadReport {
             in_flight: self.in_flight,
             service_us: if self.idle.count == 0.0 { 0.0 } else { self.idle.mean.exp() * 1e6 },
-            concurrency: self.concurrency,
-            noise: self.idle.noise(),
+            concurrency: self.concurrency.value,
             errors: self.errors.share(now),
             latency_us: self.latency_us(),
         }
@@ -182,55 +200,106 @@ fn level(in_flight: u32) -> usize {
     ((f64::from(in_flight.max(1)).log2() * 2.0) as usize).min(LEVELS - 1)
 }
 
-/// Running mean and variance of a logarithm: robust to the heavy tail of response times.
+/// How many requests the server runs at once without slowing down: the hint, until it is seen to
+/// run more. Requests that wait for something else rather than compute do not slow each other
+/// down, and the hint, made from cores, would keep callers away for nothing.
+#[derive(Clone, Copy, Debug)]
+struct Concurrency {
+    hint: f64,
+    value: f64,
+    /// Recent means of the logarithms of response time and requests in flight. Deviations are from
+    /// these, so that a server that changes its speed, and is avoided for it, proves nothing.
+    ln_time: f64,
+    ln_shared: f64,
+    time_time: f64,
+    time_shared: f64,
+    shared_shared: f64,
+    count: f64,
+}
+
+impl Concurrency {
+    fn new(hint: f64) -> Self {
+        Self {
+            hint,
+            value: hint,
+            ln_time: 0.0,
+            ln_shared: 0.0,
+            time_time: 0.0,
+            time_shared: 0.0,
+            shared_shared: 0.0,
+            count: 0.0,
+        }
+    }
+
+    fn learn(&mut self, ln_time: f64, ln_shared: f64) {
+        self.count = (self.count + 1.0).min(SLOPE_SAMPLES);
+        let (time, shared) = (ln_time - self.ln_time, ln_shared - self.ln_shared);
+        let gain = 1.0 / self.count.min(SAMPLES);
+        self.ln_time += time * gain;
+        self.ln_shared += shared * gain;
+        if self.count <= SAMPLES {
+            return;
+        }
+        let gain = 1.0 / (self.count - SAMPLES);
+        self.time_time += (time * time - self.time_time) * gain;
+        self.time_shared += (time * shared - self.time_shared) * gain;
+        self.shared_shared += (shared * shared - self.shared_shared) * gain;
+        let target = if self.is_flat() { self.value.max(HEADROOM * self.ln_shared.exp()) } else { self.hint };
+        self.value = (self.value + (target - self.value) * CONCURRENCY_GAIN).clamp(self.hint, CONCURRENCY_MAX);
+    }
+
+    /// Whether response times provably do not depend on the requests in flight: the slope of one
+    /// logarithm over the other, which is 1 for a busy processor, is about 0.
+    fn is_flat(&self) -> bool {
+        let samples = self.count - SAMPLES;
+        if samples < SLOPE_SAMPLES_MIN || self.shared_shared <= 1e-3 {
+            return false;
+        }
+        let slope = self.time_shared / self.shared_shared;
+        let unexplained = (self.time_time - slope * self.time_shared).max(0.0);
+        let error = (unexplained / (samples * self.shared_shared)).sqrt();
+        slope.abs() + 2.0 * error < SLOPE_FLAT
+    }
+}
+
+/// Running mean of a logarithm: robust to the heavy tail of response times.
 #[derive(Clone, Copy, Debug, Default)]
 struct LogMean {
     mean: f64,
-    variance: f64,
     count: f64,
 }
 
 impl LogMean {
     fn add(&mut self, value: f64) {
-        self.count = (self.count + 1.0).min(2.0 * SAMPLES);
-        let gain = 1.0 / self.count.min(SAMPLES);
-        let off = value - self.mean;
-        self.mean += off * gain;
-        self.variance += (off * off * (1.0 - gain) - self.variance) * gain;
-    }
-
-    fn noise(&self) -> f64 {
-        if self.count < 2.0 { 1.0 } else { self.variance / self.count }
+        self.count = (self.count + 1.0).min(SAMPLES);
+        self.mean += (value - self.mean) / self.count;
     }
 }
 
+/// The share of failures, which fades when nothing comes in.
 #[derive(Clone, Copy, Debug)]
 struct Errors {
-    ok: f64,
-    bad: f64,
+    share: f64,
     at: Instant,
 }
 
 impl Errors {
     fn add(&mut self, now: Instant, failed: bool) {
-        let kept = self.kept(now);
-        self.ok = self.ok * kept + if failed { 0.0 } else { 1.0 };
-        self.bad = self.bad * kept + if failed { 1.0 } else { 0.0 };
-        self.at = self.at.max(now);
+        // A server that never failed, the usual one, does no arithmetic here.
+        if failed || self.share > 0.0 {
+            let target = if failed { 1.0 } else { 0.0 };
+            let share = self.share(now);
+            self.share = share + ERRORS_GAIN * (target - share);
+            self.at = self.at.max(now);
+        }
     }
 
     fn share(&self, now: Instant) -> f64 {
-        // A server that never failed, the usual one, reports 0 at once.
-        if self.bad == 0.0 {
+        if self.share == 0.0 {
             return 0.0;
         }
-        let kept = self.kept(now);
-        self.bad * kept / ((self.ok + self.bad) * kept + ERRORS_PRIOR)
-    }
-
-    fn kept(&self, now: Instant) -> f64 {
         let passed = now.saturating_duration_since(self.at);
-        (-passed.as_secs_f64() / ERRORS_DECAY.as_secs_f64()).exp()
+        self.share * (-passed.as_secs_f64() / ERRORS_DECAY.as_secs_f64()).exp()
     }
 }
 
@@ -294,13 +363,32 @@ mod tests {
         assert_eq!(meter.report(now).expected_us(), idle, "what was taken back leaves no trace");
     }
 
+    /// Runs requests of `time(in_flight)` each, with a changing number in flight, for a while.
+    fn settle(meter: &mut LoadMeter, mut now: Instant, time: impl Fn(u32) -> Duration) -> LoadReport {
+        for i in 0..500u32 {
+            let in_flight = 4 + i * 7 % 13;
+            run(meter, &mut now, in_flight, time(in_flight));
+        }
+        meter.report(now)
+    }
+
+    #[test]
+    fn requests_that_only_wait_may_be_many_and_those_that_compute_may_not() {
+        let now = Instant::now();
+        let waiting = settle(&mut LoadMeter::new(2.0, now), now, |_| Duration::from_millis(20));
+        assert!(waiting.concurrency > 8.0, "{waiting:?}");
+        assert!((18_000.0..20_500.0).contains(&waiting.service_us), "{waiting:?}");
+        let computing = settle(&mut LoadMeter::new(2.0, now), now, |n| Duration::from_millis(5) * n.max(4));
+        assert!((2.0..2.5).contains(&computing.concurrency), "{computing:?}");
+    }
+
     #[test]
     fn failing_fast_is_not_fast() {
         let mut now = Instant::now();
         let mut meter = LoadMeter::new(2.0, now);
         (0..50).for_each(|_| run(&mut meter, &mut now, 1, Duration::from_millis(20)));
         let healthy = meter.report(now);
-        for _ in 0..50 {
+        for _ in 0..10 {
             let begun = meter.begin(now);
             now += Duration::from_micros(500);
             meter.finish(begun, now, Finish::Failed);

@@ -1,7 +1,7 @@
 //! Policies by name: those of the client, and those that exist for comparison only.
 
 use anyhow::{Result, bail};
-use rpc_client::balance::{self, POLICIES, Policy};
+use rpc_client::balance::{self, Fastest, FastestSettings, POLICIES, Policy};
 
 use crate::anchors::{Cubic, WeightedRoundRobin, pooled_cubic, pooled_linear};
 
@@ -24,7 +24,8 @@ impl PolicyName {
     /// # Errors
     /// Lists the names there are.
     pub fn parse(name: &str) -> Result<Self> {
-        if !ANCHORS.iter().any(|(known, _)| *known == name) && balance::policy(name).is_none() {
+        let tuned = name.strip_prefix("fastest:").is_some_and(|options| fastest(options).is_some());
+        if !tuned && !ANCHORS.iter().any(|(known, _)| *known == name) && balance::policy(name).is_none() {
             let known = POLICIES.iter().map(|(n, ..)| *n).chain(ANCHORS.iter().map(|(n, _)| *n));
             bail!("no policy `{name}`; there are: {}", known.collect::<Vec<_>>().join(", "));
         }
@@ -60,9 +61,34 @@ impl PolicyName {
             "c3:pool" => Some(pooled_cubic()),
             "linear" => Some(pooled_linear()),
             "weighted_round_robin" => Some(Box::new(WeightedRoundRobin::default())),
-            name => balance::policy(name),
+            name => match name.strip_prefix("fastest:") {
+                Some(options) => fastest(options),
+                None => balance::policy(name),
+            },
         }
     }
+}
+
+/// `fastest` with other settings, for ablations: `bound=3+refusals=0`.
+fn fastest(options: &str) -> Option<Box<dyn Policy>> {
+    let mut settings = FastestSettings::default();
+    for option in options.split(['+', ',']).filter(|o| !o.is_empty()) {
+        let (key, value) = option.split_once('=')?;
+        let value: f64 = value.parse().ok()?;
+        match key {
+            "background_probes" => settings.background_probes = value,
+            "probes" => settings.probes = value as usize,
+            "cold_round_trip" => settings.cold_round_trip = value,
+            "queue_round_trip" => settings.queue_round_trip = value,
+            "queue" => settings.queue = value,
+            "bound" => settings.bound = value,
+            "refusals" => settings.refusals = value,
+            "tie" => settings.tie = value,
+            "fade" => settings.fade = value,
+            _ => return None,
+        }
+    }
+    Some(Box::new(Fastest::tuned(settings)))
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-pub use fastest::Fastest;
+pub use fastest::{Fastest, FastestSettings};
 pub use least_in_flight::LeastInFlight;
 pub use p2c::TwoChoices;
 pub use prequal::{PoolEntry, Prequal, PrequalSettings, Ranking};
@@ -38,7 +38,7 @@ pub type MakePolicy = fn() -> Box<dyn Policy>;
 
 /// The policies: name, what it does in one line, how it is made.
 pub const POLICIES: &[(&str, &str, MakePolicy)] = &[
-    ("fastest", "the node expected to answer soonest", || Box::new(Fastest)),
+    ("fastest", "the node expected to answer soonest", || Box::new(Fastest::new())),
     ("p2c", "the better of two random nodes by response time and calls in flight", || Box::new(TwoChoices)),
     ("least_in_flight", "the node with the fewest calls of this client", || Box::new(LeastInFlight)),
     ("prequal", "the best of a pool of probed nodes (`prequal:q=0.6+probes=3+sync`)", || {

@@ -72,12 +72,11 @@ fn any_count() -> impl Strategy<Value = u32> {
 }
 
 fn any_report() -> impl Strategy<Value = LoadReport> {
-    (any_count(), any_time_us(), any_time_us(), any_time_us(), any_share(), any_time_us()).prop_map(
-        |(in_flight, service_us, concurrency, noise, errors, latency_us)| LoadReport {
+    (any_count(), any_time_us(), any_time_us(), any_share(), any_time_us()).prop_map(
+        |(in_flight, service_us, concurrency, errors, latency_us)| LoadReport {
             in_flight,
             service_us,
             concurrency,
-            noise,
             errors,
             latency_us,
         },

@@ -1,0 +1,212 @@
+//! The load reports that [`super::Fastest`] compares.
+
+use std::time::Duration;
+
+use rpc_core::load::{LoadReport, expected_us};
+use tokio::time::Instant;
+
+use super::FastestSettings;
+use crate::balance::places::Places;
+use crate::balance::{NodeId, Pick, Random, View};
+
+/// Reports kept: the most recent ones, one a node. More cost time on every call and gain nothing.
+const REPORTS_MAX: usize = 16;
+
+/// An older report says too little about a node to call it.
+const AGE_MAX: Duration = Duration::from_secs(5);
+
+/// Weight of a report in its node's mean number of requests in flight.
+const IN_FLIGHT_GAIN: f64 = 0.1;
+
+/// Weight of a report in the means over all nodes.
+const FLEET_GAIN: f64 = 0.02;
+
+/// Longest idle time that is believed, in microseconds.
+const SERVICE_US_MAX: f64 = 1e12;
+
+/// The most recent reports, and means over all nodes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reports {
+    entries: Vec<Entry>,
+    /// Mean logarithm of the idle time in microseconds.
+    ln_service: Option<f64>,
+    /// Mean expected time, in microseconds.
+    pub(super) expected_us: Option<f64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    node: NodeId,
+    report: LoadReport,
+    at: Instant,
+    /// Calls sent there since.
+    sent: f64,
+    mean_in_flight: f64,
+    /// What the view said about the node, read again after each report.
+    seen: Option<Seen>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    index: usize,
+    weight: f64,
+    failure: f64,
+}
+
+/// A node and what a call to it is expected to take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scored {
+    pub(super) node: NodeId,
+    pub(super) index: usize,
+    pub(super) expected_us: f64,
+    /// What it would take if the node were idle.
+    pub(super) idle_us: f64,
+}
+
+/// The two nodes with the lowest expected times.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Best {
+    pub(super) first: Option<Scored>,
+    pub(super) second: Option<Scored>,
+}
+
+impl Best {
+    fn consider(&mut self, scored: Option<Scored>) {
+        let Some(scored) = scored else { return };
+        if self.first.is_none_or(|b| scored.expected_us < b.expected_us) {
+            self.second = self.first;
+            self.first = Some(scored);
+        } else if self.second.is_none_or(|b| scored.expected_us < b.expected_us) {
+            self.second = Some(scored);
+        }
+    }
+}
+
+impl Reports {
+    /// A report arrived.
+    pub(super) fn add(&mut self, node: NodeId, report: &LoadReport, at: Instant) {
+        let report = sane(report);
+        let in_flight = f64::from(report.in_flight);
+        if report.service_us > 0.0 {
+            let ln = report.service_us.ln();
+            self.ln_service = Some(self.ln_service.map_or(ln, |mean| mean + FLEET_GAIN * (ln - mean)));
+            let us = report.expected_us().min(SERVICE_US_MAX);
+            self.expected_us = Some(self.expected_us.map_or(us, |mean| mean + FLEET_GAIN * (us - mean)));
+        }
+        let fresh = Entry { node, report, at, sent: 0.0, mean_in_flight: in_flight, seen: None };
+        if let Some(entry) = self.entries.iter_mut().find(|e| e.node == node) {
+            let mean_in_flight = entry.mean_in_flight + IN_FLIGHT_GAIN * (in_flight - entry.mean_in_flight);
+            *entry = Entry { mean_in_flight, ..fresh };
+        } else if self.entries.len() < REPORTS_MAX {
+            self.entries.push(fresh);
+        } else if let Some(oldest) = self.entries.iter_mut().min_by_key(|e| e.at) {
+            *oldest = fresh;
+        }
+    }
+
+    /// A call was sent.
+    pub(super) fn sent(&mut self, node: NodeId) {
+        if let Some(entry) = self.entries.iter_mut().find(|e| e.node == node) {
+            entry.sent += 1.0;
+        }
+    }
+
+    /// Something else changed about a node, such as its failures.
+    pub(super) fn look_again(&mut self, node: NodeId) {
+        if let Some(entry) = self.entries.iter_mut().find(|e| e.node == node) {
+            entry.seen = None;
+        }
+    }
+
+    /// What is known of a node is void.
+    pub(super) fn remove(&mut self, node: NodeId) {
+        self.entries.retain(|e| e.node != node);
+    }
+
+    /// The membership changed.
+    pub(super) fn follow(&mut self, places: &Places) {
+        self.entries.retain(|e| places.has(e.node));
+        self.entries.iter_mut().for_each(|e| e.seen = None);
+    }
+
+    /// How many nodes that may be chosen have a report younger than `age`.
+    pub(super) fn younger_than(&self, age: Duration, pick: &Pick<'_>) -> usize {
+        let young = |e: &&Entry| pick.now.saturating_duration_since(e.at) < age && !pick.is_excluded(e.node);
+        self.entries.iter().filter(young).count()
+    }
+
+    /// The nodes with the lowest expected times.
+    pub(super) fn best(
+        &mut self,
+        view: &dyn View,
+        pick: &Pick<'_>,
+        places: &Places,
+        settings: &FastestSettings,
+    ) -> Best {
+        self.entries.retain(|e| pick.now.saturating_duration_since(e.at) <= AGE_MAX);
+        let usual_us = self.ln_service.map_or(1.0, f64::exp);
+        let mut scored = [None; REPORTS_MAX];
+        let mut best = Best::default();
+        for (entry, scored) in self.entries.iter_mut().zip(&mut scored) {
+            if pick.is_excluded(entry.node) {
+                continue;
+            }
+            let Some(seen) = entry.look(view, places) else { continue };
+            *scored = Some(entry.score(seen, pick.now, usual_us, settings));
+            best.consider(*scored);
+        }
+        let Some(first) = best.first else { return best };
+        // The numbers that draw the nodes to compare must not be those that break a tie.
+        let mut random = Random::new(!pick.seed);
+        let limit = first.expected_us * (1.0 + settings.tie);
+        let mut equals = 0;
+        let mut chosen = first;
+        for scored in scored.into_iter().flatten().filter(|s| s.expected_us <= limit) {
+            equals += 1;
+            if random.below(equals) == 0 {
+                chosen = scored;
+            }
+        }
+        if chosen.node != first.node {
+            best = Best { first: Some(chosen), second: Some(first) };
+        }
+        best
+    }
+}
+
+impl Entry {
+    fn look(&mut self, view: &dyn View, places: &Places) -> Option<Seen> {
+        if let Some(seen) = self.seen.filter(|seen| seen.index < view.len()) {
+            return Some(seen);
+        }
+        let index = places.find(view, self.node)?;
+        let node = view.node(index);
+        self.seen = Some(Seen { index, weight: f64::from(node.weight.max(1)) / 100.0, failure: node.failure });
+        self.seen
+    }
+
+    fn score(&self, seen: Seen, now: Instant, usual_us: f64, settings: &FastestSettings) -> Scored {
+        // A node that has answered nothing yet is taken for an average one.
+        let known = self.report.service_us > 0.0;
+        let idle_us = if known { self.report.service_us } else { usual_us };
+        let age_us = now.saturating_duration_since(self.at).as_secs_f64() * 1e6;
+        let kept = (-age_us / (settings.fade * idle_us)).exp();
+        let in_flight =
+            self.mean_in_flight + (f64::from(self.report.in_flight) - self.mean_in_flight) * kept + self.sent;
+        let failure = seen.failure.max(self.report.errors);
+        let us = expected_us(idle_us, (in_flight + 1.0) / self.report.concurrency, failure) / seen.weight;
+        Scored { node: self.node, index: seen.index, expected_us: us.min(f64::MAX), idle_us: idle_us / seen.weight }
+    }
+}
+
+/// A report from the wire, with every number within what can be computed with.
+fn sane(report: &LoadReport) -> LoadReport {
+    let within = |value: f64, low: f64, high: f64, or: f64| if value.is_nan() { or } else { value.clamp(low, high) };
+    let service_us = within(report.service_us, 0.0, SERVICE_US_MAX, 0.0);
+    LoadReport {
+        service_us: if service_us > 0.0 { service_us.max(1.0) } else { 0.0 },
+        concurrency: within(report.concurrency, 0.01, 1e6, 1.0),
+        errors: within(report.errors, 0.0, 1.0, 0.0),
+        ..*report
+    }
+}
