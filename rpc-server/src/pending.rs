@@ -1,14 +1,14 @@
 //! Calls whose handlers were not ready at once.
 
 use std::any::Any;
-use std::collections::HashMap;
-use std::future::Future;
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
-use std::task::{self, Poll};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 
-use futures_util::future::{AbortHandle, Abortable, Aborted};
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
 use rpc_core::protocol::code;
 use rpc_core::wire::{Id, put_error};
 use rpc_core::{Deadline, RpcError};
@@ -18,47 +18,64 @@ use crate::handler::BoxInvocation;
 use crate::reply::Reply;
 
 /// Calls in progress on one connection, driven by the connection's own task.
+///
+/// Each has a slot with a waker that outlives it, so that a call costs no allocation here. Without
+/// calls, nothing is allocated at all.
 #[derive(Default)]
 pub(crate) struct PendingCalls {
-    running: FuturesUnordered<Abortable<Running>>,
-    /// What may still end a call early, by a key that counts up.
-    handles: HashMap<u64, Handle>,
-    next_key: u64,
+    slots: Vec<Slot>,
+    free: Vec<usize>,
+    /// None before the first call.
+    woken: Option<Arc<Woken>>,
+    /// Slots to be polled in this turn.
+    turn: VecDeque<usize>,
 }
 
-struct Handle {
+struct Slot {
+    call: Option<Running>,
+    signal: Arc<Signal>,
+    /// The same, as a waker.
+    waker: Waker,
+}
+
+/// One call, and what may end it early.
+struct Running {
     id: Option<Id<'static>>,
     deadline: Option<Deadline>,
-    abort: AbortHandle,
-}
-
-/// One call; it collects its own answer.
-struct Running {
-    key: u64,
-    id: Option<Id<'static>>,
     invocation: BoxInvocation,
-    out: Vec<u8>,
-    limit: usize,
 }
 
-impl Future for Running {
-    type Output = (u64, Vec<u8>);
+/// The slots whose wakers were called.
+#[derive(Default)]
+struct Woken {
+    slots: Mutex<Vec<usize>>,
+    task: AtomicWaker,
+}
 
-    fn poll(self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<Self::Output> {
-        let this = self.get_mut();
-        let mut reply = Reply { out: &mut this.out, id: this.id.as_ref(), limit: this.limit };
-        task::ready!(poll_caught(&mut this.invocation, cx, &mut reply));
-        Poll::Ready((this.key, std::mem::take(&mut this.out)))
+/// Wakes one slot.
+struct Signal {
+    slot: usize,
+    /// It is among the woken slots already.
+    given: AtomicBool,
+    woken: Arc<Woken>,
+}
+
+impl Wake for Signal {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.given.swap(true, Ordering::AcqRel) {
+            self.woken.slots.lock().push(self.slot);
+            self.woken.task.wake();
+        }
     }
 }
 
 /// Polls a handler; a panic in it becomes an `internal_error`, and the connection lives on.
 #[inline]
-pub(crate) fn poll_caught(
-    invocation: &mut BoxInvocation,
-    cx: &mut task::Context<'_>,
-    reply: &mut Reply<'_>,
-) -> Poll<()> {
+pub(crate) fn poll_caught(invocation: &mut BoxInvocation, cx: &mut Context<'_>, reply: &mut Reply<'_>) -> Poll<()> {
     let before = reply.out.len();
     // After a panic the invocation is never polled again, so nothing sees what it left behind.
     match catch_unwind(AssertUnwindSafe(|| invocation.as_mut().poll(cx, reply))) {
@@ -82,70 +99,87 @@ pub(crate) fn panicked(panic: &(dyn Any + Send)) -> RpcError {
 
 impl PendingCalls {
     pub(crate) fn len(&self) -> usize {
-        self.handles.len()
+        self.slots.len() - self.free.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.handles.is_empty()
+        self.len() == 0
     }
 
-    pub(crate) fn push(
-        &mut self,
-        id: Option<Id<'static>>,
-        deadline: Option<Deadline>,
-        invocation: BoxInvocation,
-        limit: usize,
-    ) {
-        let key = self.next_key;
-        self.next_key += 1;
-        let (abort, registration) = AbortHandle::new_pair();
-        self.handles.insert(key, Handle { id: id.clone(), deadline, abort });
-        self.running.push(Abortable::new(Running { key, id, invocation, out: Vec::new(), limit }, registration));
+    /// Adds a call. It is polled by the next [`PendingCalls::poll`].
+    pub(crate) fn push(&mut self, id: Option<Id<'static>>, deadline: Option<Deadline>, invocation: BoxInvocation) {
+        let call = Some(Running { id, deadline, invocation });
+        let at = match self.free.pop() {
+            Some(at) => {
+                self.slots[at].call = call;
+                at
+            }
+            None => {
+                let slot = self.slots.len();
+                let woken = self.woken.get_or_insert_default().clone();
+                let signal = Arc::new(Signal { slot, given: AtomicBool::new(false), woken });
+                self.slots.push(Slot { call, waker: signal.clone().into(), signal });
+                slot
+            }
+        };
+        self.slots[at].waker.wake_by_ref();
     }
 
-    /// The answer of the next call that is done; empty for a notification.
-    ///
-    /// To be asked even when no call is left to be answered: an aborted handler is dropped here.
-    pub(crate) fn poll_done(&mut self, cx: &mut task::Context<'_>) -> Poll<Vec<u8>> {
-        if self.running.is_empty() {
-            return Poll::Pending;
-        }
-        loop {
-            match task::ready!(self.running.poll_next_unpin(cx)) {
-                Some(Ok((key, answer))) => {
-                    self.handles.remove(&key);
-                    return Poll::Ready(answer);
-                }
-                // It was answered when it was aborted.
-                Some(Err(Aborted)) => {}
-                // An empty set is asked again when a call is pushed, by the same task.
-                None => return Poll::Pending,
+    /// Polls the calls that were woken; those that are done write their answers to `out`, until it
+    /// is `full` bytes long. `true` if there are more to poll.
+    pub(crate) fn poll(&mut self, cx: &Context<'_>, out: &mut Vec<u8>, full: usize, limit: usize) -> bool {
+        let Some(woken) = self.woken.as_ref().filter(|_| self.slots.len() > self.free.len()) else { return false };
+        // Registering first closes the gap between looking and sleeping.
+        woken.task.register(cx.waker());
+        // What is woken from now on waits for the next turn, so that a turn ends.
+        self.turn.extend(woken.slots.lock().drain(..));
+        while out.len() < full {
+            let Some(at) = self.turn.pop_front() else { return false };
+            let slot = &mut self.slots[at];
+            // Before the poll: a wake-up during it counts for the next one.
+            slot.signal.given.store(false, Ordering::Release);
+            // The slot may have been woken by what an earlier call left behind.
+            let Some(call) = &mut slot.call else { continue };
+            let mut reply = Reply { out, id: call.id.as_ref(), limit };
+            if poll_caught(&mut call.invocation, &mut Context::from_waker(&slot.waker), &mut reply).is_ready() {
+                slot.call = None;
+                self.free.push(at);
             }
         }
+        !self.turn.is_empty()
     }
 
     /// Drops the handler of the request with this id, as its caller asked, and answers it.
     pub(crate) fn cancel(&mut self, id: &Id<'_>, out: &mut Vec<u8>, limit: usize) {
-        let wanted = self.handles.iter().find(|(_, h)| h.id.as_ref() == Some(id)).map(|(key, _)| *key);
-        if let Some(key) = wanted {
-            self.end(key, &RpcError::new(code::CANCELLED, "the caller took the request back"), out, limit);
+        let wanted = |call: &Running| call.id.as_ref() == Some(id);
+        if let Some(at) = self.slots.iter().position(|slot| slot.call.as_ref().is_some_and(wanted)) {
+            self.end(at, &RpcError::new(code::CANCELLED, "the caller took the request back"), out, limit);
         }
     }
 
     /// Drops the handlers whose deadline is over and answers their calls.
     pub(crate) fn expire(&mut self, now: Instant, out: &mut Vec<u8>, limit: usize) {
-        let over = |h: &Handle| h.deadline.is_some_and(|d| d.is_over(now));
-        let keys: Vec<u64> = self.handles.iter().filter(|(_, h)| over(h)).map(|(key, _)| *key).collect();
-        for key in keys {
-            self.end(key, &RpcError::new(code::DEADLINE_EXCEEDED, "the caller's time is over"), out, limit);
+        let error = RpcError::new(code::DEADLINE_EXCEEDED, "the caller's time is over");
+        for at in 0..self.slots.len() {
+            let deadline = self.slots[at].call.as_ref().and_then(|call| call.deadline);
+            if deadline.is_some_and(|d| d.is_over(now)) {
+                self.end(at, &error, out, limit);
+            }
         }
     }
 
-    fn end(&mut self, key: u64, error: &RpcError, out: &mut Vec<u8>, limit: usize) {
-        let Some(handle) = self.handles.remove(&key) else { return };
-        handle.abort.abort();
-        if let Some(id) = &handle.id {
+    fn end(&mut self, at: usize, error: &RpcError, out: &mut Vec<u8>, limit: usize) {
+        let Some(call) = self.slots[at].call.take() else { return };
+        self.free.push(at);
+        if let Some(id) = &call.id {
             put_error(out, id, None, error, limit);
+        }
+    }
+
+    /// Gives the memory back if no call is in progress.
+    pub(crate) fn release(&mut self) {
+        if self.is_empty() {
+            *self = Self::default();
         }
     }
 }

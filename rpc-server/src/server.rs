@@ -169,7 +169,7 @@ pub struct Server {
     advertised: SocketAddr,
     registry: Option<Arc<dyn Registry>>,
     registration: Option<Registration>,
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 /// What all connections of a server share.

@@ -9,6 +9,8 @@ mod exchange;
 mod liveness;
 mod slots;
 mod tasks;
+#[cfg(test)]
+mod tests;
 
 use std::net::SocketAddr;
 use std::pin::Pin;

@@ -6,6 +6,8 @@
 
 mod batch;
 mod requests;
+#[cfg(test)]
+mod tests;
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -142,6 +144,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
         if signals & signal::RELEASE != 0 && self.out.is_empty() {
             self.input.release();
             self.out = Vec::new();
+            self.pending.release();
         }
         Ok(())
     }
@@ -153,42 +156,33 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
             .expect("a small object is a valid request");
     }
 
-    fn collect_answers(&mut self, cx: &mut task::Context<'_>) -> Progress {
-        while self.out.len() < OUT_HIGH {
-            let Poll::Ready(answer) = self.pending.poll_done(cx) else { return Progress::All };
-            self.out.extend_from_slice(&answer);
-        }
-        Progress::Some
+    fn collect_answers(&mut self, cx: &task::Context<'_>) -> Progress {
+        let limit = self.shared.config.message_bytes_max;
+        if self.pending.poll(cx, &mut self.out, OUT_HIGH, limit) { Progress::Some } else { Progress::All }
     }
 
     /// Starts every request that has arrived, unless a limit is reached first.
     fn start_requests(&mut self) -> Result<Progress, Ended> {
+        // The buffer moves out while its messages are handled: their answers go to `self`.
+        let mut input = std::mem::replace(&mut self.input, FrameBuffer::new(0));
+        let progress = self.start_from(&mut input);
+        self.input = input;
+        progress
+    }
+
+    fn start_from(&mut self, input: &mut FrameBuffer) -> Result<Progress, Ended> {
         let mut received = None;
-        loop {
-            if !self.has_room() {
-                return Ok(Progress::Some);
-            }
-            // The buffer moves out while its message is being handled: handlers' answers go to
-            // `self` meanwhile.
-            let mut input = std::mem::replace(&mut self.input, FrameBuffer::new(0));
-            let more = match input.next_frame() {
-                Ok(Some(Frame::Message(message))) => {
+        while self.has_room() {
+            match input.next_frame()? {
+                Some(Frame::Message(message)) => {
                     let now = *received.get_or_insert_with(Instant::now);
                     self.message(message, now);
-                    true
                 }
-                Ok(Some(Frame::Oversized { size, head })) => {
-                    self.oversized(size, head);
-                    true
-                }
-                Ok(None) => false,
-                Err(error) => return Err(error.into()),
-            };
-            self.input = input;
-            if !more {
-                return Ok(Progress::All);
+                Some(Frame::Oversized { size, head }) => self.oversized(size, head),
+                None => return Ok(Progress::All),
             }
         }
+        Ok(Progress::Some)
     }
 
     /// Reads once; `true` if something arrived.

@@ -47,7 +47,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
             Incoming::Response(_) => {}
             Incoming::Batch(elements) => {
                 let invocation = batch::start(&elements, &self.shared, self.peer, now, self.leaving);
-                self.pending.push(None, None, invocation, self.limit());
+                self.pending.push(None, None, invocation);
             }
             Incoming::Invalid(invalid) => self.answer_error(&invalid.id, &invalid.error),
         }
@@ -68,7 +68,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
         let mut cx = Context::from_waker(Waker::noop());
         if poll_caught(&mut invocation, &mut cx, &mut reply).is_pending() {
             let id = request.id.clone().map(Id::into_owned);
-            self.pending.push(id, call.deadline(), invocation, limit);
+            self.pending.push(id, call.deadline(), invocation);
         }
     }
 

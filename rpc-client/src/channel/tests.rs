@@ -1,0 +1,112 @@
+//! How often a channel writes.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use rpc_core::wire::{Frame, FrameBuffer, Incoming, parse, put_result};
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, duplex, split};
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::{Channel, Exchange, Hello, Peer};
+
+const LIMIT: usize = 1 << 20;
+
+/// Counts the writes, each of which is a system call on a socket.
+struct Counting<W>(W, Arc<AtomicUsize>);
+
+impl<W: AsyncWrite + Unpin> AsyncWrite for Counting<W> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.0).poll_write(cx, bytes);
+        self.1.fetch_add(usize::from(written.is_ready()), Ordering::Relaxed);
+        written
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
+/// A node that answers all requests of a read at once, each with 1.
+async fn answer(mut io: DuplexStream) {
+    let (mut input, mut out) = (FrameBuffer::new(LIMIT), Vec::new());
+    loop {
+        while let Some(Frame::Message(message)) = input.next_frame().unwrap() {
+            let Incoming::Request(request) = parse(message) else { panic!("no request") };
+            put_result(&mut out, request.id.as_ref().unwrap(), None, &1, LIMIT).unwrap();
+        }
+        io.write_all(&out).await.unwrap();
+        out.clear();
+        match io.read(input.room()).await.unwrap() {
+            0 => return,
+            n => input.filled(n),
+        }
+    }
+}
+
+/// Writes per call with this many calls in flight.
+fn writes_per_call(runtime: &Runtime, in_flight: usize) -> f64 {
+    const EACH: usize = 100;
+    let count = Arc::<AtomicUsize>::default();
+    runtime.block_on(async {
+        let (near, far) = duplex(LIMIT);
+        tokio::spawn(answer(far));
+        let (read_half, write_half) = split(near);
+        let hello = Hello {
+            peer: Peer { message_bytes_max: LIMIT, ..Peer::default() },
+            input: FrameBuffer::new(LIMIT),
+            round_trip: Duration::from_micros(10),
+            random: 0,
+        };
+        let node = "127.0.0.1:1".parse().unwrap();
+        let channel = Arc::new(Channel::new(node, read_half, Counting(write_half, count.clone()), hello));
+        let mut callers = JoinSet::new();
+        for _ in 0..in_flight {
+            let channel = channel.clone();
+            callers.spawn(async move {
+                for _ in 0..EACH {
+                    let now = Instant::now();
+                    let exchange = Exchange {
+                        channel: &channel,
+                        method: "one",
+                        meta: Default::default(),
+                        params: &[1],
+                        now,
+                        deadline: now + Duration::from_secs(20),
+                        movable: false,
+                        id: None,
+                    };
+                    assert_eq!(exchange.await.unwrap().body, b"1");
+                }
+            });
+        }
+        callers.join_all().await;
+    });
+    count.load(Ordering::Relaxed) as f64 / (in_flight * EACH) as f64
+}
+
+/// Without the yield before each write, the multi-thread runtime writes each request by itself.
+#[test]
+fn requests_made_together_share_a_write() {
+    let mut multi_thread = Builder::new_multi_thread();
+    multi_thread.worker_threads(1);
+    for mut builder in [Builder::new_current_thread(), multi_thread] {
+        let writes = writes_per_call(&builder.enable_all().build().unwrap(), 64);
+        assert!(writes <= 0.05, "{writes} writes a call");
+    }
+}
+
+#[test]
+fn a_caller_that_is_alone_writes_once_per_call() {
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    assert_eq!(writes_per_call(&runtime, 1), 1.0);
+}
