@@ -447,6 +447,40 @@ async fn an_ensemble_that_loses_its_leader_keeps_sessions_and_lists() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_ensemble_with_a_hung_leader_or_without_a_quorum_is_waited_for() {
+    let zk = ZooKeeper::ensemble().await;
+    let url = format!("zk://{}/ns?session=10s", zk.servers());
+    let (server, watcher) = (open(&url), open(&url));
+    let registration = server.register(addr(1), NodeRecord::new());
+    registered(&registration).await;
+    listed(&*watcher, &[addr(1)]).await;
+    let presence = Presence::of(&*watcher, addr(1));
+    let write = async |value| {
+        eventually("update", SOON, async || {
+            let seen = watcher.read(addr(1)).await.ok()??;
+            watcher.update(addr(1), seen.version, seen.record.with_response_time(value)).await.ok()
+        })
+        .await;
+    };
+
+    let leader = zk.leader().await;
+    zk.pause(leader);
+    write(5).await;
+    zk.resume(leader);
+    eventually("third server", SOON, async || zk.ask(leader, "srvr").await.contains("Mode: ").then_some(())).await;
+
+    zk.kill(0);
+    zk.kill(1);
+    stale(&*watcher).await;
+    tokio::join!(zk.start(0), zk.start(1));
+    live(&*watcher, RECOVERY).await;
+    write(6).await;
+    member(&*server, addr(1), |m| m.record.response_time_us == 6).await;
+    registered(&registration).await;
+    presence.assert_unbroken();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn many_nodes_register_at_once_in_a_namespace_that_does_not_exist() {
     let zk = ZooKeeper::standalone().await;
     let watcher = open(&zk.url("deep/down/here"));

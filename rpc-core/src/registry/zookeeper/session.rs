@@ -286,7 +286,7 @@ impl Keeper {
                     None => "the name has no address".into(),
                     Some(addr) => match crate::net::dial(addr, self.options.connect).await {
                         Err(e) => e.to_string(),
-                        Ok(_) => "it accepts connections but does not answer as ZooKeeper".into(),
+                        Ok(_) => "it accepts connections but gives no session (no quorum, or no ZooKeeper?)".into(),
                     },
                 },
             };
