@@ -41,7 +41,9 @@ fn constant(line: &str) -> Option<&str> {
 #[test]
 fn its_table_has_every_default() {
     let readme = readme();
+    // The commands tell theirs with `--help`.
     let files = ["rpc-core/src", "rpc-server/src", "rpc-client/src"].into_iter().flat_map(rust_files);
+    let files = files.filter(|(path, _)| !path.contains("/src/bin/"));
     let mut found = Vec::new();
     for (path, text) in files {
         let module = path.trim_end_matches(".rs").trim_end_matches("/mod").rsplit('/').next().unwrap();

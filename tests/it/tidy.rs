@@ -26,7 +26,8 @@ const IMPORTS: &[(&str, &[&str])] = &[
 /// Where the sources of our packages lie that the containment rules hold for.
 const SOURCES: &[&str] = &["rpc-core/src", "rpc-server/src", "rpc-client/src", "rpc-sim/src"];
 
-const BINARIES: &[&str] = &["rpc-server/src/bin/", "rpc-client/src/bin/", "rpc-sim/src/main.rs", "rpc-sim/src/bin/"];
+/// `rpc-sim` is a program as a whole.
+const BINARIES: &[&str] = &["rpc-server/src/bin/", "rpc-client/src/bin/", "rpc-sim/src/"];
 
 /// Words that may appear below these paths only.
 const CONTAINED: &[(&str, &[&str])] = &[
@@ -73,10 +74,11 @@ pub(crate) fn code<'a>(path: &str, text: &'a str) -> Vec<(usize, &'a str)> {
     lines[..tests.unwrap_or(lines.len())].iter().enumerate().map(|(index, line)| (index + 1, *line)).collect()
 }
 
-/// Whether `line` names `word` as a whole identifier, outside of a comment.
+/// Whether `line` names `word` as a whole identifier, outside of comments and strings.
 fn names(line: &str, word: &str) -> bool {
     let identifier = |c: char| c.is_alphanumeric() || c == '_';
-    !line.trim_start().starts_with("//") && line.split(|c| !identifier(c)).any(|part| part == word)
+    let mut code = line.split('"').step_by(2).flat_map(|code| code.split(|c| !identifier(c)));
+    !line.trim_start().starts_with("//") && code.any(|part| part == word)
 }
 
 fn run(program: &str, arguments: &[&str]) -> String {
@@ -128,7 +130,7 @@ fn time_is_tokios_and_no_test_is_ignored() {
     let mut broken = String::new();
     for (path, text) in rust_files(".") {
         for (number, line) in text.lines().enumerate().map(|(index, line)| (index + 1, line)) {
-            if line.contains("std::time::") && names(line, "Instant") && !line.contains("line.contains") {
+            if line.contains("std::time::") && names(line, "Instant") {
                 writeln!(broken, "{path}:{number}: use tokio::time::Instant").unwrap();
             }
             if line.trim_start().starts_with("#[ignore") {

@@ -1,24 +1,69 @@
 //! The `zk://` backend on a real ZooKeeper, in and out of trouble.
 
+use std::any::Any;
 use std::net::SocketAddr;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rpc_core::registry::{
     self, Health, Lease, Member, Members, Registration, RegistrationStatus, Registry, UpdateError,
 };
-use rpc_core::{NodeRecord, NodeState};
+use rpc_core::{BoxFuture, NodeRecord, NodeState};
+use rpc_tests::conformance::{Outside, Subject};
+use rpc_tests::process::{Process, SOON};
 use rpc_tests::zk::{SESSION, ZooKeeper};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use zookeeper_client::{Acls, Client, CreateMode};
 
-/// Time for what takes milliseconds on an idle machine.
-const SOON: Duration = Duration::from_secs(20);
+rpc_tests::registry_conformance!(suite, super::subject);
+rpc_tests::registry_outside_conformance!(outside_suite, super::subject);
 
 /// What a registry needs at most to come back after the ensemble did: the crate's own attempts are
 /// 3.2 s apart by then, ours 2 s.
 const RECOVERY: Duration = Duration::from_secs(5);
+
+async fn subject() -> Subject {
+    let zk = Arc::new(ZooKeeper::standalone().await);
+    let outside = Another { client: raw(&zk).await, _zk: zk.clone() };
+    Subject { open: Box::new(move || open(&zk.url("ns"))), outside: Some(Box::new(outside)), patience: SOON }
+}
+
+/// Another program that uses the same ZooKeeper.
+struct Another {
+    client: Client,
+    _zk: Arc<ZooKeeper>,
+}
+
+/// An entry that lives as long as this.
+struct Planted {
+    client: Client,
+    path: String,
+}
+
+impl Outside for Another {
+    fn plant(&self, name: &str, payload: &[u8]) -> BoxFuture<'_, Box<dyn Any + Send>> {
+        let (path, payload) = (format!("/ns/{name}"), payload.to_vec());
+        Box::pin(async move {
+            let ephemeral = CreateMode::Ephemeral.with_acls(Acls::anyone_all());
+            self.client.create(&path, &payload, &ephemeral).await.unwrap();
+            Box::new(Planted { client: self.client.clone(), path }) as Box<dyn Any + Send>
+        })
+    }
+
+    fn erase(&self, name: &str) -> BoxFuture<'_, ()> {
+        let path = format!("/ns/{name}");
+        Box::pin(async move { self.client.delete(&path, None).await.unwrap() })
+    }
+}
+
+impl Drop for Planted {
+    fn drop(&mut self) {
+        // The crate sends a request when it is made, whether or not anybody waits for the answer.
+        drop(self.client.delete(&self.path, None));
+    }
+}
 
 fn open(url: &str) -> Arc<dyn Registry> {
     registry::open(&url.parse().unwrap()).unwrap()
@@ -68,32 +113,11 @@ async fn registered(registration: &Registration) {
     wait_for("registration", SOON, &mut registration.status(), is).await;
 }
 
-/// A registry in a process of its own, as ZooKeeper sees it: when it dies, its sockets close and
-/// its session stays.
-struct Elsewhere {
-    runtime: tokio::runtime::Runtime,
-    registry: Arc<dyn Registry>,
-}
-
-impl Elsewhere {
-    fn open(url: &str) -> Self {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let registry = {
-            let _inside = runtime.enter();
-            open(url)
-        };
-        Self { runtime, registry }
-    }
-
-    /// Registers a node for as long as the process lives.
-    fn register(&self, addr: SocketAddr, record: NodeRecord) {
-        let _inside = self.runtime.enter();
-        std::mem::forget(self.registry.register(addr, record));
-    }
-
-    fn die(self) {
-        self.runtime.shutdown_background();
-    }
+/// Starts the helper process.
+fn registrant(arguments: &[&str]) -> Process {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_registrant"));
+    command.args(arguments);
+    Process::start(command)
 }
 
 /// Waits until the client declares its session over, after 1.4 times the timeout.
@@ -363,13 +387,13 @@ async fn an_entry_that_others_spoil_is_put_right() {
 async fn a_dead_process_disappears_and_its_successor_takes_over_at_once() {
     let zk = ZooKeeper::standalone().await;
     let watcher = open(&zk.url("ns"));
-    let process = Elsewhere::open(&zk.url("ns"));
-    process.register(addr(1), NodeRecord::new());
-    process.register(addr(2), NodeRecord::new());
+    let one = registrant(&["node", &zk.url("ns"), "127.0.0.1:1"]);
+    let two = registrant(&["node", &zk.url("ns"), "127.0.0.1:2"]);
     listed(&*watcher, &[addr(1), addr(2)]).await;
     let presence = Presence::of(&*watcher, addr(1));
 
-    process.die();
+    one.kill();
+    two.kill();
     let died = Instant::now();
     let successor = open(&zk.url("ns"));
     let record = NodeRecord::new();
@@ -607,32 +631,23 @@ async fn not_leading(candidacy: &mut Candidacy) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_candidate_leads_and_the_next_follows_a_dead_one() {
+async fn another_candidate_leads_when_the_leader_is_killed() {
     let zk = ZooKeeper::standalone().await;
-    let mut processes: Vec<_> = (0..3).map(|_| Some(Elsewhere::open(&zk.url("ns")))).collect();
-    let mut candidates: Vec<Candidacy> = Vec::new();
-    for process in processes.iter().flatten() {
-        let _inside = process.runtime.enter();
-        candidates.push(process.registry.coordination().unwrap().elect("job"));
-    }
-    let mut last = 0;
-    for round in 1..=2u64 {
-        let leader = eventually("leader", SOON, async || leaders(&candidates).first().copied()).await;
-        let lease = leading(&mut candidates[leader], SOON).await;
-        // What an earlier leader has claimed stays claimed.
-        assert_eq!(lease.claim(last).await, Ok(round == 1));
-        last += 5;
-        assert_eq!(lease.claim(last).await, Ok(true));
-        assert_eq!(lease.claim(last).await, Ok(false));
-        assert_eq!(lease.claim(last - 1).await, Ok(false));
-        assert_eq!(leaders(&candidates), [leader], "round {round}");
-
-        processes[leader].take().unwrap().die();
-        candidates[leader] = watch::channel(None).1;
-    }
-    // The last one leads within the session timeout and what the server takes to notice.
-    eventually("leader", SESSION * 2, async || leaders(&candidates).first().copied()).await;
-    processes.into_iter().flatten().for_each(Elsewhere::die);
+    let leader = registrant(&["lead", &zk.url("ns")]);
+    leader.stdout_line("leading 1", SOON).await;
+    let registries = [open(&zk.url("ns")), open(&zk.url("ns"))];
+    let mut candidates = registries.each_ref().map(|registry| registry.coordination().unwrap().elect("job"));
+    leader.kill();
+    let died = Instant::now();
+    let next = eventually("leader", SOON, async || leaders(&candidates).first().copied()).await;
+    assert!(died.elapsed() < SESSION * 2, "it took {:?}", died.elapsed());
+    let lease = leading(&mut candidates[next], SOON).await;
+    // What an earlier leader has claimed stays claimed.
+    assert_eq!(lease.claim(1).await, Ok(false));
+    assert_eq!(lease.claim(5).await, Ok(true));
+    assert_eq!(lease.claim(5).await, Ok(false));
+    assert_eq!(lease.claim(4).await, Ok(false));
+    assert_eq!(leaders(&candidates), [next]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -658,7 +673,7 @@ async fn a_lease_is_withdrawn_when_it_is_in_doubt() {
     assert!(matches!(lease.claim(1).await, Err(UpdateError::Unknown(_))));
     zk.start(0).await;
     let lease = leading(&mut first, RECOVERY).await;
-    assert_eq!(eventually("locks", SOON, async || Some(locks().await)).await, before);
+    assert_eq!(locks().await[0], before[0]);
     assert!(second.borrow().is_none());
 
     // The lock is taken away: the old lease writes nothing any more.

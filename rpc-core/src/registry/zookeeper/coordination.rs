@@ -92,9 +92,10 @@ impl Candidate {
     async fn run(mut self) {
         loop {
             let session = tokio::select! {
-                session = connected(&mut self.link) => session,
-                () = self.leadership.closed() => None,
+                biased;
                 () = self.shared.closing.cancelled() => None,
+                () = self.leadership.closed() => None,
+                session = connected(&mut self.link) => session,
             };
             if let Some(session) = session {
                 match self.stand(&session).await {
@@ -295,12 +296,10 @@ impl Lease for ZooKeeperLease {
     fn update(&self, addr: SocketAddr, version: Version, record: NodeRecord) -> BoxFuture<'_, Result<(), UpdateError>> {
         Box::pin(async move {
             let (lock, session) = self.lock()?;
-            let path = self.shared.options.node(addr);
-            let set = |data: Vec<u8>, version| {
-                let (lock, session, path) = (&lock, &session, &path);
-                async move { session.bounded(lock.set_data(path, &data, Some(version))).await }
+            let set = async |path: String, data: Vec<u8>, version| {
+                session.bounded(lock.set_data(&path, &data, Some(version))).await
             };
-            self.shared.update(addr, version, &record, set).await
+            self.shared.update(&session, addr, version, &record, set).await
         })
     }
 }

@@ -14,16 +14,16 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info};
 use zookeeper_client::{self as zk, OneshotWatcher};
 
 use super::Shared;
 use super::failure::Failure;
-use super::session::{Link, Session};
-use super::table::{Stamp, Table};
-use crate::BoxFuture;
+use super::session::{Link, Session, random};
+use super::table::{Table, version};
 use crate::registry::{Health, Member, Members, UpdateError};
+use crate::{BoxFuture, backoff};
 
 /// Least time between two rounds of reading, so at most 20 per second however many events come.
 /// ZooKeeper serves about 50 000 re-reads per second in all, for all clients.
@@ -32,9 +32,14 @@ const READ_GAP: Duration = Duration::from_millis(50);
 /// Pause after a round that failed.
 const RETRY_GAP: Duration = Duration::from_millis(300);
 
-/// Everything is read again this often although no event came. It should never find anything; it
-/// bounds the harm of an event that was lost, and confirms the age of the list.
+/// Everything is read again this often although no event came, or up to half as often again, so that
+/// clients that started together drift apart. It should never find anything; it bounds the harm of
+/// an event that was lost, and confirms the age of the list.
 const RECHECK: Duration = Duration::from_secs(10);
+
+/// While the session is connected and no event comes, the list is what ZooKeeper has: its age is
+/// set back this often. A session that is cut off is noticed within about as much.
+const CONFIRM: Duration = Duration::from_secs(1);
 
 /// Reads in flight at a time.
 const READS_MAX: usize = 64;
@@ -86,7 +91,7 @@ impl Follower {
         let (health, health_rx) = watch::channel(Health::Connecting { trouble: None });
         let follower = Self {
             link: shared.link.clone(),
-            table: Table::new(shared.stamps.clone()),
+            table: Table::default(),
             shared,
             members,
             health,
@@ -133,7 +138,7 @@ impl Follower {
     /// Keeps the list until there is another session, or none.
     async fn follow(&mut self, session: &Session) {
         let mut due = Instant::now();
-        let mut recheck = due + RECHECK;
+        let mut recheck = due + recheck_pause();
         let mut up = true;
         loop {
             let now = Instant::now();
@@ -176,9 +181,10 @@ impl Follower {
                 Some(watched) = self.watches.fired.next(), if !self.watches.fired.is_empty() => self.fired(watched),
                 Some(request) = self.requests.recv() => self.want(request, up),
                 () = sleep_until(due), if up && self.is_dirty() => {}
+                () = sleep(CONFIRM), if up && !self.is_dirty() => self.publish(),
                 () = sleep_until(recheck) => {
                     self.everything_is_dirty();
-                    recheck = Instant::now() + RECHECK;
+                    recheck = Instant::now() + recheck_pause();
                 }
             }
         }
@@ -239,7 +245,7 @@ impl Follower {
                 match read {
                     Ok((data, stat, watcher)) => {
                         self.watches.keep(Watched::Node(*addr), watcher);
-                        self.table.put(*addr, &data, Stamp::from(&stat), Instant::now());
+                        self.table.put(*addr, &data, version(&stat), Instant::now());
                     }
                     Err(failure) if failure.is(&zk::Error::NoNode) => self.table.remove(*addr),
                     Err(failure) => {
@@ -282,7 +288,8 @@ impl Follower {
 
     fn publish(&mut self) {
         let next = self.table.snapshot(Instant::now());
-        self.members.send_modify(|members| {
+        let news = !self.table.is_in(&self.members.borrow());
+        self.members.send_if_modified(|members| {
             if members.is_known() {
                 for addr in next.nodes.keys().filter(|addr| !members.nodes.contains_key(addr)) {
                     info!(node = %addr, "node appeared");
@@ -291,7 +298,9 @@ impl Follower {
                     info!(node = %addr, "node disappeared");
                 }
             }
+            // That nothing changed is no news, but the list is younger.
             *members = Arc::new(next);
+            news
         });
         // Not if the connection broke meanwhile.
         if matches!(&*self.link.borrow(), Link::Up(_)) {
@@ -326,6 +335,10 @@ impl Watches {
         let changed = AssertUnwindSafe(watcher.changed()).catch_unwind();
         self.fired.push(Box::pin(changed.map(move |_| watched)));
     }
+}
+
+fn recheck_pause() -> Duration {
+    RECHECK + backoff::full_jitter(0, RECHECK / 2, RECHECK / 2, random())
 }
 
 /// Reads one znode, and watches it unless a watch is `armed` already.

@@ -34,7 +34,6 @@ use self::coordination::Elections;
 use self::failure::Failure;
 use self::members::{Follower, ReadRequest};
 use self::session::{Keeper, Link, Session};
-use self::table::{Stamp, Stamps};
 use super::{
     Capabilities, Coordination, Health, Member, Members, Registration, Registry, RegistryUrl, Target, UpdateError,
     Version,
@@ -90,7 +89,6 @@ struct Options {
 struct Shared {
     options: Arc<Options>,
     link: watch::Receiver<Link>,
-    stamps: Stamps,
     /// All tasks but the session's.
     tasks: TaskTracker,
     closing: CancellationToken,
@@ -112,7 +110,6 @@ impl ZooKeeperRegistry {
         let shared = Arc::new(Shared {
             options: options.clone(),
             link,
-            stamps: Stamps::default(),
             tasks: TaskTracker::new(),
             closing: CancellationToken::new(),
             close_by: OnceLock::new(),
@@ -172,13 +169,10 @@ impl Registry for ZooKeeperRegistry {
     fn update(&self, addr: SocketAddr, version: Version, record: NodeRecord) -> BoxFuture<'_, Result<(), UpdateError>> {
         Box::pin(async move {
             let session = self.shared.session()?;
-            let path = self.shared.options.node(addr);
-            let set = |data: Vec<u8>, version| {
-                let session = &session;
-                let path = &path;
-                async move { session.bounded(session.client.set_data(path, &data, Some(version))).await }
+            let set = async |path: String, data: Vec<u8>, version| {
+                session.bounded(session.client.set_data(&path, &data, Some(version))).await
             };
-            self.shared.update(addr, version, &record, set).await
+            self.shared.update(&session, addr, version, &record, set).await
         })
     }
 
@@ -222,14 +216,14 @@ impl Shared {
     /// Replaces a record with `set`, a compare-and-set on the znode's version.
     ///
     /// ZooKeeper counts versions from 0 again when a znode is created anew, so the version alone
-    /// would let an old writer overwrite a new incarnation. The stamp tells them apart: first the
-    /// one last seen, then the one of the write itself.
+    /// would let a late writer overwrite a new incarnation. Therefore the znode is looked at first.
     async fn update<F>(
         &self,
+        session: &Session,
         addr: SocketAddr,
         version: Version,
         record: &NodeRecord,
-        set: impl FnOnce(Vec<u8>, i32) -> F,
+        set: impl FnOnce(String, Vec<u8>, i32) -> F,
     ) -> Result<(), UpdateError>
     where
         F: Future<Output = Result<zookeeper_client::Stat, Failure>>,
@@ -238,11 +232,15 @@ impl Shared {
         if let Some(reason) = too_long(data.len()) {
             return Err(UpdateError::Refused(reason));
         }
-        let stamp = self.stamps.of(addr).filter(|stamp| stamp.names(version)).ok_or(UpdateError::Changed)?;
-        let stat = set(data, stamp.version).await?;
-        if !stamp.same_znode(Stamp::from(&stat)) {
-            // It was created anew within the last milliseconds. Its owner sees the foreign record
-            // and puts its own back.
+        let path = self.options.node(addr);
+        let stat = session.bounded(session.client.check_stat(&path)).await?.ok_or(UpdateError::Changed)?;
+        if table::version(&stat) != version {
+            return Err(UpdateError::Changed);
+        }
+        let written = set(path, data, stat.version).await?;
+        if written.czxid != stat.czxid {
+            // It was created anew between the two requests. Its owner sees the foreign record and
+            // puts its own back.
             return Err(UpdateError::Changed);
         }
         Ok(())
