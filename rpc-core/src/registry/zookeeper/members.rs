@@ -22,7 +22,7 @@ use super::Shared;
 use super::failure::Failure;
 use super::session::{Link, Session, random};
 use super::table::{Table, version};
-use crate::registry::{Health, Member, Members, UpdateError};
+use crate::registry::{Health, Member, Members, UpdateError, publish};
 use crate::{BoxFuture, backoff};
 
 /// Least time between two rounds of reading, so at most 20 per second however many events come.
@@ -304,26 +304,18 @@ impl Follower {
         });
         // Not if the connection broke meanwhile.
         if matches!(&*self.link.borrow(), Link::Up(_)) {
-            self.health.send_if_modified(|health| std::mem::replace(health, Health::Live) != Health::Live);
+            publish(&self.health, Health::Live);
         }
     }
 
     fn troubled(&self, trouble: Option<String>) {
-        let known = self.members.borrow().is_known();
-        self.health.send_if_modified(|health| {
-            let next = match health {
-                Health::Stale { since, .. } => {
-                    Health::Stale { since: *since, trouble: trouble.unwrap_or_else(|| "not connected".into()) }
-                }
-                _ if !known => Health::Connecting { trouble },
-                _ => {
-                    Health::Stale { since: Instant::now(), trouble: trouble.unwrap_or_else(|| "not connected".into()) }
-                }
-            };
-            let changed = *health != next;
-            *health = next;
-            changed
-        });
+        let lost = || trouble.clone().unwrap_or_else(|| "not connected".into());
+        let next = match &*self.health.borrow() {
+            Health::Stale { since, .. } => Health::Stale { since: *since, trouble: lost() },
+            _ if !self.members.borrow().is_known() => Health::Connecting { trouble },
+            _ => Health::Stale { since: Instant::now(), trouble: lost() },
+        };
+        publish(&self.health, next);
     }
 }
 

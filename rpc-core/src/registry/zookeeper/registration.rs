@@ -20,7 +20,8 @@ use zookeeper_client::{self as zk, Acls, CreateMode, CreateOptions, OneshotWatch
 use super::failure::Failure;
 use super::session::{Link, Session, connected};
 use super::{DIRECTORY, Shared};
-use crate::registry::{Registration, RegistrationCommand, RegistrationStatus};
+use crate::registry::registration::answer;
+use crate::registry::{Registration, RegistrationCommand, RegistrationStatus, publish};
 use crate::{BoxFuture, NodeRecord};
 
 /// Gone with the session that created it.
@@ -172,11 +173,7 @@ impl Announcer {
     }
 
     fn report(&self, status: RegistrationStatus) {
-        self.status.send_if_modified(|known| {
-            let changed = *known != status;
-            *known = status;
-            changed
-        });
+        publish(&self.status, status);
     }
 
     /// Makes the znode ours. Returns how long to wait if nothing happens.
@@ -192,9 +189,7 @@ impl Announcer {
                         info!(node = %self.addr, path = %self.path, "registered");
                     }
                     self.report(RegistrationStatus::Registered);
-                    for done in self.to_confirm.drain(..) {
-                        let _ = done.send(());
-                    }
+                    self.to_confirm.drain(..).for_each(answer);
                     return Ok(RECHECK);
                 }
                 Verdict::NewState(record) => self.write(session, &record.to_json(), stat.version).await?,
@@ -298,9 +293,7 @@ impl Announcer {
             }
         }
         self.report(RegistrationStatus::Withdrawn);
-        if let Some(done) = done {
-            let _ = done.send(());
-        }
+        done.into_iter().for_each(answer);
     }
 
     async fn delete(&mut self, session: &Session) -> Result<(), Failure> {
