@@ -148,8 +148,9 @@ pub(crate) fn node(error: &Error) -> Option<SocketAddr> {
         ErrorKind::Remote { node, .. } | ErrorKind::Transport { node, .. } | ErrorKind::Decode { node, .. } => {
             Some(*node)
         }
-        // A call that ended otherwise was last with the node of its last attempt.
-        _ => error.attempts().last().map(|attempt| attempt.node),
+        // The time was over while it waited for the node of its last attempt.
+        ErrorKind::DeadlineExceeded { .. } => error.attempts().last().map(|attempt| attempt.node),
+        _ => None,
     }
 }
 

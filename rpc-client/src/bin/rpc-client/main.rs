@@ -67,12 +67,8 @@ fn main() -> ExitCode {
     let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let wanted = std::env::var("RUST_LOG").ok().filter(|value| !value.is_empty());
     let filter = EnvFilter::builder().parse_lossy(wanted.as_deref().unwrap_or(LOG_DEFAULT));
-    tracing_subscriber::fmt()
-        .with_writer(io::stderr)
-        .with_env_filter(filter)
-        .with_ansi(colour)
-        .with_target(false)
-        .init();
+    let log = tracing_subscriber::fmt().with_writer(io::stderr).without_time().with_target(false);
+    log.with_env_filter(filter).with_ansi(colour).init();
     let format = args.common.format;
     ExitCode::from(run(args).unwrap_or_else(|failure| failure.report(format)))
 }
