@@ -38,6 +38,8 @@ pub const PING: &str = "rpc.ping";
 pub const CANCEL: &str = "rpc.cancel";
 /// Notification from the server: it takes no further requests on this connection.
 pub const GOAWAY: &str = "rpc.goaway";
+/// Answered at once with the server's load report alone.
+pub const PROBE: &str = "rpc.probe";
 /// Answered with an OpenRPC document of the server's methods.
 pub const DISCOVER: &str = "rpc.discover";
 
@@ -47,8 +49,9 @@ pub mod feature {
     pub const PING: &str = "ping";
     /// The peer understands the notification `rpc.goaway`.
     pub const GOAWAY: &str = "goaway";
-    /// The peer wants `meta` (load, times) on responses.
-    pub const META: &str = "meta";
+    /// The server sends load reports in the `meta` of responses, and answers `rpc.probe`; the
+    /// client wants them.
+    pub const LOAD: &str = "load";
 }
 
 /// An error code of the protocol, with what it promises.

@@ -5,26 +5,31 @@ use rpc_core::protocol::code;
 use rpc_core::wire::{EncodeError, Id, put_error, put_result};
 use serde::Serialize;
 
+use crate::load::Account;
+
 /// Where the answer to one request goes. A notification is never answered.
 pub(crate) struct Reply<'a> {
     pub(crate) out: &'a mut Vec<u8>,
     pub(crate) id: Option<&'a Id<'a>>,
     /// Longest message that may be written.
     pub(crate) limit: usize,
+    /// Told how the request ended; gives the load report to send along.
+    pub(crate) account: &'a mut Account,
 }
 
 impl Reply<'_> {
     pub(crate) fn result<R: Serialize>(&mut self, result: &R) {
+        let load = self.account.end(true);
         let Some(id) = self.id else { return };
-        match put_result(self.out, id, None, result, self.limit) {
-            Ok(()) => {}
-            Err(error) => self.error(&unwritable(&error)),
+        if let Err(error) = put_result(self.out, id, load.as_deref(), result, self.limit) {
+            put_error(self.out, id, load.as_deref(), &unwritable(&error), self.limit);
         }
     }
 
     pub(crate) fn error(&mut self, error: &RpcError) {
+        let load = self.account.end(error.code != code::INTERNAL_ERROR);
         if let Some(id) = self.id {
-            put_error(self.out, id, None, error, self.limit);
+            put_error(self.out, id, load.as_deref(), error, self.limit);
         }
     }
 

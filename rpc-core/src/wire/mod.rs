@@ -7,11 +7,13 @@
 
 mod encode;
 mod frame;
+mod load;
 mod parse;
 
 pub use encode::{
     EncodeError, LoadBytes, begin_frame, end_frame, put_error, put_notification, put_request, put_result,
 };
+pub use load::{load_in_meta, parse_load, put_load};
 pub use frame::{Frame, FrameBuffer, NotAFrame};
 pub use parse::{
     Id, Incoming, Invalid, Request, RequestMeta, Response, exact_result, parse, parse_any, parse_element, peek_id,

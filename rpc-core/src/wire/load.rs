@@ -1,0 +1,84 @@
+//! Load reports as they travel: an array of whole numbers.
+
+use crate::LoadReport;
+
+/// Numbers in a report.
+const NUMBERS: usize = 5;
+
+/// Writes a report: calls in flight, idle response time in us, concurrency in hundredths, failures
+/// in thousandths, recent response time in us.
+pub fn put_load(out: &mut Vec<u8>, report: &LoadReport) {
+    let numbers = [
+        u64::from(report.in_flight),
+        report.service_us.ceil() as u64,
+        (report.concurrency * 100.0).round() as u64,
+        (report.errors * 1000.0).round() as u64,
+        report.latency_us.ceil() as u64,
+    ];
+    let mut digits = itoa::Buffer::new();
+    for (at, number) in numbers.into_iter().enumerate() {
+        out.push(if at == 0 { b'[' } else { b',' });
+        out.extend_from_slice(digits.format(number).as_bytes());
+    }
+    out.push(b']');
+}
+
+/// Reads a report; further numbers are left to later versions.
+pub fn parse_load(text: &[u8]) -> Option<LoadReport> {
+    let inner = text.trim_ascii().strip_prefix(b"[")?.strip_suffix(b"]")?;
+    let mut numbers = [0u64; NUMBERS];
+    let mut fields = inner.split(|b| *b == b',');
+    for number in &mut numbers {
+        *number = std::str::from_utf8(fields.next()?).ok()?.trim().parse().ok()?;
+    }
+    let [in_flight, service_us, concurrency, errors, latency_us] = numbers;
+    Some(LoadReport {
+        in_flight: u32::try_from(in_flight).unwrap_or(u32::MAX),
+        service_us: service_us as f64,
+        concurrency: (concurrency as f64 / 100.0).max(0.01),
+        errors: (errors as f64 / 1000.0).min(1.0),
+        latency_us: latency_us as f64,
+    })
+}
+
+/// The report in a response's `meta`, if there is one.
+pub fn load_in_meta(meta: &[u8]) -> Option<LoadReport> {
+    // As this side writes it, or as any other spelling of the same JSON.
+    if let Some(text) = meta.strip_prefix(b"{\"load\":").and_then(|rest| rest.strip_suffix(b"}")) {
+        return parse_load(text);
+    }
+    #[derive(serde::Deserialize)]
+    struct Meta<'a> {
+        #[serde(borrow)]
+        load: &'a serde_json::value::RawValue,
+    }
+    parse_load(serde_json::from_slice::<Meta<'_>>(meta).ok()?.load.get().as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_report_survives_the_wire() {
+        let report =
+            LoadReport { in_flight: 7, service_us: 1234.0, concurrency: 2.5, errors: 0.125, latency_us: 99.0 };
+        let mut out = Vec::new();
+        put_load(&mut out, &report);
+        assert_eq!(out, b"[7,1234,250,125,99]");
+        assert_eq!(parse_load(&out), Some(report));
+        assert_eq!(load_in_meta(b"{\"load\":[7,1234,250,125,99]}"), Some(report));
+        assert_eq!(load_in_meta(b"{ \"x\": 1, \"load\": [7, 1234, 250, 125, 99, 5] }"), Some(report));
+    }
+
+    proptest! {
+        #[test]
+        fn anything_else_is_none_or_finite(text in "[\\[\\]0-9,. a-z-]{0,40}") {
+            if let Some(report) = parse_load(text.as_bytes()) {
+                prop_assert!(report.service_us.is_finite() && report.concurrency > 0.0 && report.errors <= 1.0);
+            }
+        }
+    }
+}

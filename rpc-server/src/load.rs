@@ -1,0 +1,111 @@
+//! How each request enters the server's load, and how the load gets back to clients.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rpc_core::LoadReport;
+use rpc_core::load::{Begun, Finish, LoadMeter};
+use rpc_core::wire::put_load;
+use tokio::time::Instant;
+
+/// The load of one server, shared by its connections.
+#[derive(Debug)]
+pub(crate) struct Load(Mutex<LoadMeter>);
+
+impl Load {
+    pub(crate) fn new(concurrency: f64) -> Self {
+        Self(Mutex::new(LoadMeter::new(concurrency, Instant::now())))
+    }
+
+    pub(crate) fn report(&self) -> LoadReport {
+        self.0.lock().report(Instant::now())
+    }
+
+    /// The report as JSON.
+    pub(crate) fn report_json(&self) -> Vec<u8> {
+        let mut json = Vec::with_capacity(48);
+        put_load(&mut json, &self.report());
+        json
+    }
+
+    /// Counts requests whose handlers were ready at once, all of one read together: timing each
+    /// would cost more than most of them take.
+    pub(crate) fn answered_at_once(&self, now: Instant, count: u32, took: Duration, failed: u32) {
+        self.0.lock().answered_at_once(now, count, took, failed);
+    }
+}
+
+/// How one request enters the load.
+#[derive(Debug, Default)]
+pub(crate) enum Account {
+    /// It does not: refused, or one of the protocol's own.
+    #[default]
+    None,
+    /// Its handler is polled for the first time, in place.
+    AtOnce(Tally),
+    /// Its handler was not ready at once.
+    Running(Running),
+}
+
+/// Requests of one read that were answered at once.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) answered: u32,
+    pub(crate) failed: u32,
+    /// The report for the first answer of the next write: all answers of a write leave together, so
+    /// one report says it for all.
+    pub(crate) report: Option<Vec<u8>>,
+}
+
+/// A request in progress. Dropped before its end, it was cancelled.
+#[derive(Debug)]
+pub(crate) struct Running {
+    load: Arc<Load>,
+    begun: Option<Begun>,
+    /// The caller wants reports.
+    reports: bool,
+}
+
+impl Running {
+    pub(crate) fn begin(load: &Arc<Load>, now: Instant, reports: bool) -> Self {
+        let begun = load.0.lock().begin(now);
+        Self { load: load.clone(), begun: Some(begun), reports }
+    }
+
+    fn end(&mut self, finish: Finish) -> Option<Vec<u8>> {
+        let begun = self.begun.take()?;
+        let now = Instant::now();
+        let mut meter = self.load.0.lock();
+        meter.finish(begun, now, finish);
+        let report = self.reports.then(|| meter.report(now));
+        drop(meter);
+        report.map(|report| {
+            let mut json = Vec::with_capacity(48);
+            put_load(&mut json, &report);
+            json
+        })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.end(Finish::Cancelled);
+    }
+}
+
+impl Account {
+    /// The request ended; returns the report to send along.
+    #[inline]
+    pub(crate) fn end(&mut self, ok: bool) -> Option<Vec<u8>> {
+        match self {
+            Self::None => None,
+            Self::AtOnce(tally) => {
+                tally.answered += u32::from(ok);
+                tally.failed += u32::from(!ok);
+                tally.report.take()
+            }
+            Self::Running(running) => running.end(if ok { Finish::Answered } else { Finish::Failed }),
+        }
+    }
+}
