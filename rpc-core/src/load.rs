@@ -157,6 +157,24 @@ impl LoadMeter {
         self.recent[level(begun.in_flight)].add(seconds * 1e6);
     }
 
+    /// `count` requests, `failed` of them failures, were answered one after the other in `took`
+    /// altogether, up to `now`. As they were never in flight together with each other, they are
+    /// one sample of what a request takes.
+    pub fn answered_at_once(&mut self, now: Instant, count: u32, took: Duration, failed: u32) {
+        let each = took / count.max(1);
+        let finishes = [(count - failed.min(count), Finish::Answered), (failed, Finish::Failed)];
+        for (_, finish) in finishes.into_iter().filter(|(count, _)| *count > 0) {
+            self.integrate(now);
+            let begun = Begun {
+                at: now.checked_sub(each).unwrap_or(now),
+                integral: self.integral - f64::from(self.in_flight + 1) * each.as_secs_f64(),
+                in_flight: self.in_flight + 1,
+            };
+            self.in_flight += 1;
+            self.finish(begun, now, finish);
+        }
+    }
+
     /// Requests that run or wait now.
     pub fn in_flight(&self) -> u32 {
         self.in_flight

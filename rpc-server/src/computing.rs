@@ -10,6 +10,7 @@ use tokio::runtime::Handle;
 use tokio::task::{JoinHandle, spawn_blocking};
 
 use crate::handler::{BoxInvocation, Invocation};
+use crate::load::Account;
 use crate::pending::{panicked, poll_caught};
 use crate::reply::Reply;
 
@@ -25,8 +26,11 @@ pub(crate) fn on_blocking_pool(mut invocation: BoxInvocation, id: Option<Id<'sta
     let (abort, registration) = AbortHandle::new_pair();
     let task = spawn_blocking(move || {
         let mut answer = Vec::new();
-        let run =
-            poll_fn(|cx| poll_caught(&mut invocation, cx, &mut Reply { out: &mut answer, id: id.as_ref(), limit }));
+        let run = poll_fn(|cx| {
+            let mut account = Account::None;
+            let mut reply = Reply { out: &mut answer, id: id.as_ref(), limit, account: &mut account };
+            poll_caught(&mut invocation, cx, &mut reply)
+        });
         // Aborted: nobody waits for the answer.
         let _ = runtime.block_on(Abortable::new(run, registration));
         answer
@@ -37,7 +41,10 @@ pub(crate) fn on_blocking_pool(mut invocation: BoxInvocation, id: Option<Id<'sta
 impl Invocation for Computing {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>, reply: &mut Reply<'_>) -> Poll<()> {
         match ready!(Pin::new(&mut self.task).poll(cx)) {
-            Ok(answer) => reply.out.extend_from_slice(&answer),
+            Ok(answer) => {
+                reply.account.end(true);
+                reply.out.extend_from_slice(&answer);
+            }
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => reply.error(&panicked(&*panic)),
                 Err(_) => reply.error(&rpc_core::RpcError::internal("the server is stopping")),

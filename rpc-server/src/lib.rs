@@ -25,6 +25,7 @@ mod context;
 mod discover;
 mod handler;
 mod links;
+mod load;
 mod pending;
 mod reply;
 mod router;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rpc_core::LoadReport;
 use rpc_core::load::{Begun, Finish, LoadMeter};
-use rpc_core::wire::put_load;
+use rpc_core::wire::LoadText;
 use tokio::time::Instant;
 
 /// The load of one server, shared by its connections.
@@ -22,13 +22,6 @@ impl Load {
         self.0.lock().report(Instant::now())
     }
 
-    /// The report as JSON.
-    pub(crate) fn report_json(&self) -> Vec<u8> {
-        let mut json = Vec::with_capacity(48);
-        put_load(&mut json, &self.report());
-        json
-    }
-
     /// Counts requests whose handlers were ready at once, all of one read together: timing each
     /// would cost more than most of them take.
     pub(crate) fn answered_at_once(&self, now: Instant, count: u32, took: Duration, failed: u32) {
@@ -39,9 +32,11 @@ impl Load {
 /// How one request enters the load.
 #[derive(Debug, Default)]
 pub(crate) enum Account {
-    /// It does not: refused, or one of the protocol's own.
+    /// It does not: one of the protocol's own.
     #[default]
     None,
+    /// It is refused because of the load, which is sent along.
+    Refused(LoadText),
     /// Its handler is polled for the first time, in place.
     AtOnce(Tally),
     /// Its handler was not ready at once.
@@ -55,7 +50,7 @@ pub(crate) struct Tally {
     pub(crate) failed: u32,
     /// The report for the first answer of the next write: all answers of a write leave together, so
     /// one report says it for all.
-    pub(crate) report: Option<Vec<u8>>,
+    pub(crate) report: Option<LoadText>,
 }
 
 /// A request in progress. Dropped before its end, it was cancelled.
@@ -73,18 +68,12 @@ impl Running {
         Self { load: load.clone(), begun: Some(begun), reports }
     }
 
-    fn end(&mut self, finish: Finish) -> Option<Vec<u8>> {
+    fn end(&mut self, finish: Finish) -> Option<LoadText> {
         let begun = self.begun.take()?;
         let now = Instant::now();
         let mut meter = self.load.0.lock();
         meter.finish(begun, now, finish);
-        let report = self.reports.then(|| meter.report(now));
-        drop(meter);
-        report.map(|report| {
-            let mut json = Vec::with_capacity(48);
-            put_load(&mut json, &report);
-            json
-        })
+        self.reports.then(|| LoadText::new(&meter.report(now)))
     }
 }
 
@@ -97,9 +86,10 @@ impl Drop for Running {
 impl Account {
     /// The request ended; returns the report to send along.
     #[inline]
-    pub(crate) fn end(&mut self, ok: bool) -> Option<Vec<u8>> {
+    pub(crate) fn end(&mut self, ok: bool) -> Option<LoadText> {
         match self {
             Self::None => None,
+            Self::Refused(report) => Some(*report),
             Self::AtOnce(tally) => {
                 tally.answered += u32::from(ok);
                 tally.failed += u32::from(!ok);

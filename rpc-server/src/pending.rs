@@ -43,6 +43,7 @@ struct Running {
     id: Option<Id<'static>>,
     deadline: Option<Deadline>,
     invocation: BoxInvocation,
+    account: Account,
 }
 
 /// The slots whose wakers were called.
@@ -107,8 +108,14 @@ impl PendingCalls {
     }
 
     /// Adds a call. It is polled by the next [`PendingCalls::poll`].
-    pub(crate) fn push(&mut self, id: Option<Id<'static>>, deadline: Option<Deadline>, invocation: BoxInvocation) {
-        let call = Some(Running { id, deadline, invocation });
+    pub(crate) fn push(
+        &mut self,
+        id: Option<Id<'static>>,
+        deadline: Option<Deadline>,
+        invocation: BoxInvocation,
+        account: Account,
+    ) {
+        let call = Some(Running { id, deadline, invocation, account });
         let at = match self.free.pop() {
             Some(at) => {
                 self.slots[at].call = call;
@@ -140,7 +147,7 @@ impl PendingCalls {
             slot.signal.given.store(false, Ordering::Release);
             // The slot may have been woken by what an earlier call left behind.
             let Some(call) = &mut slot.call else { continue };
-            let mut reply = Reply { out, id: call.id.as_ref(), limit };
+            let mut reply = Reply { out, id: call.id.as_ref(), limit, account: &mut call.account };
             if poll_caught(&mut call.invocation, &mut Context::from_waker(&slot.waker), &mut reply).is_ready() {
                 slot.call = None;
                 self.free.push(at);

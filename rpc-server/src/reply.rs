@@ -2,7 +2,7 @@
 
 use rpc_core::RpcError;
 use rpc_core::protocol::code;
-use rpc_core::wire::{EncodeError, Id, put_error, put_result};
+use rpc_core::wire::{EncodeError, Id, LoadText, put_error, put_result};
 use serde::Serialize;
 
 use crate::load::Account;
@@ -21,15 +21,15 @@ impl Reply<'_> {
     pub(crate) fn result<R: Serialize>(&mut self, result: &R) {
         let load = self.account.end(true);
         let Some(id) = self.id else { return };
-        if let Err(error) = put_result(self.out, id, load.as_deref(), result, self.limit) {
-            put_error(self.out, id, load.as_deref(), &unwritable(&error), self.limit);
+        if let Err(error) = put_result(self.out, id, load.as_ref().map(LoadText::as_bytes), result, self.limit) {
+            put_error(self.out, id, load.as_ref().map(LoadText::as_bytes), &unwritable(&error), self.limit);
         }
     }
 
     pub(crate) fn error(&mut self, error: &RpcError) {
         let load = self.account.end(error.code != code::INTERNAL_ERROR);
         if let Some(id) = self.id {
-            put_error(self.out, id, load.as_deref(), error, self.limit);
+            put_error(self.out, id, load.as_ref().map(LoadText::as_bytes), error, self.limit);
         }
     }
 

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use rpc_core::load::CONCURRENCY_PER_PERMIT;
 use rpc_core::protocol::{self, MESSAGE_BYTES_CEILING, MESSAGE_BYTES_MAX, code};
 use rpc_core::registry::{Registration, RegistrationStatus, Registry, RegistryUrl, Target};
-use rpc_core::wire::{Id, Request};
+use rpc_core::wire::{Id, LoadText, Request};
 use rpc_core::{Error, ErrorKind, NodeRecord, NodeState, RpcError, net, registry};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -21,6 +22,7 @@ use crate::context::Call;
 use crate::discover;
 use crate::handler::{BoxInvocation, Method};
 use crate::links::{Links, signal};
+use crate::load::Load;
 use crate::pending::panicked;
 use crate::router::Router;
 
@@ -43,11 +45,21 @@ pub struct ServerConfig {
     pub drain_timeout: Duration,
     /// Connections beyond this are closed as soon as they are accepted. Default: 65 536.
     pub connections_max: usize,
+    /// Requests that the server can work on at once: the concurrency hint of its load reports.
+    /// Default: the number of cores, which is right for handlers that compute. Set it to the
+    /// permits of the pool, or the like, that handlers wait for. Too low only spreads calls more
+    /// evenly than needed; too high hides queues.
+    pub permits: Option<usize>,
 }
 
 impl Default for ServerConfig {
     fn default() -> Self {
-        Self { message_bytes_max: MESSAGE_BYTES_MAX, drain_timeout: Duration::from_secs(15), connections_max: 65_536 }
+        Self {
+            message_bytes_max: MESSAGE_BYTES_MAX,
+            drain_timeout: Duration::from_secs(15),
+            connections_max: 65_536,
+            permits: None,
+        }
     }
 }
 
@@ -146,6 +158,11 @@ impl ServerBuilder {
             (None, Some(registry)) => advertised(bound, registry.url())?,
             (None, None) => bound,
         };
+        let permits = self.config.permits.unwrap_or_else(cores);
+        if permits == 0 {
+            return Err(config("permits must be at least 1".into()));
+        }
+        let concurrency = permits as f64 * CONCURRENCY_PER_PERMIT;
         let mut record = NodeRecord::new();
         if let Some(name) = &self.name {
             record.meta.insert("name".into(), name.clone().into());
@@ -156,6 +173,7 @@ impl ServerBuilder {
             router: self.router,
             config: self.config,
             draining: AtomicBool::new(false),
+            load: Arc::new(Load::new(concurrency)),
         };
         let registration = registry.as_ref().map(|registry| registry.register(advertised, record));
         Ok(Server { listener, bound, advertised, registry, registration, shared: Arc::new(shared) })
@@ -179,6 +197,7 @@ pub(crate) struct Shared {
     title: String,
     router: Router,
     draining: AtomicBool,
+    pub(crate) load: Arc<Load>,
 }
 
 impl Server {
@@ -295,6 +314,11 @@ impl Shared {
         if call.request.meta.timeout_ms == Some(0) {
             return Err(RpcError::new(code::DEADLINE_EXCEEDED, "the caller's time was over on arrival"));
         }
+        if let Some(bound) = call.request.meta.bound_us
+            && self.load.report().expected_us() > bound as f64
+        {
+            return Err(RpcError::new(code::REFUSED, "the server is more loaded than the caller wants"));
+        }
         // What runs here is not ours: the reading of the params, and the function up to its future.
         let invocation = catch_unwind(AssertUnwindSafe(|| method.handler.start(call)))
             .unwrap_or_else(|panic| Err(panicked(&*panic)))?;
@@ -318,14 +342,24 @@ impl Shared {
     pub(crate) fn reserved(&self, request: &Request<'_>) -> Result<serde_json::Value, RpcError> {
         match &*request.method {
             protocol::PING => Ok(serde_json::Value::Null),
+            protocol::PROBE => Ok(self.probe()),
             protocol::DISCOVER => Ok(discover::document(&self.title, &self.router.sorted())),
             other => Err(RpcError::new(code::METHOD_NOT_FOUND, format!("no method `{other}`"))),
         }
     }
 
+    fn probe(&self) -> serde_json::Value {
+        let text = LoadText::new(&self.load.report());
+        serde_json::from_slice(text.as_bytes()).expect("an array of numbers is JSON")
+    }
+
     pub(crate) fn idempotent(&self) -> HashSet<&str> {
         self.router.sorted().iter().filter(|m| m.idempotent).map(|m| m.name.as_str()).collect()
     }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 async fn resolve(addr: impl tokio::net::ToSocketAddrs) -> Result<SocketAddr, Error> {

@@ -13,8 +13,8 @@ mod parse;
 pub use encode::{
     EncodeError, LoadBytes, begin_frame, end_frame, put_error, put_notification, put_request, put_result,
 };
-pub use load::{load_in_meta, parse_load, put_load};
 pub use frame::{Frame, FrameBuffer, NotAFrame};
+pub use load::{LoadText, load_in_meta, parse_load};
 pub use parse::{
     Id, Incoming, Invalid, Request, RequestMeta, Response, exact_result, parse, parse_any, parse_element, peek_id,
 };

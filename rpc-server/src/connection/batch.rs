@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use crate::context::Call;
 use crate::handler::{BoxInvocation, Invocation};
+use crate::load::{Account, Running};
 use crate::pending::poll_caught;
 use crate::reply::Reply;
 use crate::server::Shared;
@@ -27,6 +28,7 @@ struct Element {
     invocation: Option<BoxInvocation>,
     /// Its framed answer, empty for a notification.
     answer: Vec<u8>,
+    account: Account,
 }
 
 pub(super) fn start(
@@ -54,26 +56,30 @@ fn element(
         Incoming::Request(request) => request,
         Incoming::Invalid(invalid) => {
             put_error(&mut answer, &invalid.id, None, &invalid.error, limit);
-            return Element { id: None, invocation: None, answer };
+            return Element { id: None, invocation: None, answer, account: Account::None };
         }
         Incoming::Response(_) | Incoming::Batch(_) => {
             let error = RpcError::new(code::INVALID_REQUEST, "only requests belong in a batch");
             put_error(&mut answer, &Id::NULL, None, &error, limit);
-            return Element { id: None, invocation: None, answer };
+            return Element { id: None, invocation: None, answer, account: Account::None };
         }
     };
     let id = request.id.clone().map(Id::into_owned);
-    let mut reply = Reply { out: &mut answer, id: id.as_ref(), limit };
+    let mut account = Account::None;
+    let mut reply = Reply { out: &mut answer, id: id.as_ref(), limit, account: &mut account };
     let mut invocation = None;
     if request.method.starts_with(protocol::RESERVED_PREFIX) {
         reply.outcome(shared.reserved(&request));
     } else {
         match shared.start(&Call { request: &request, peer, received: now }, draining) {
-            Ok(started) => invocation = Some(started),
+            Ok(started) => {
+                invocation = Some(started);
+                account = Account::Running(Running::begin(&shared.load, now, false));
+            }
             Err(error) => reply.error(&error),
         }
     }
-    Element { id, invocation, answer }
+    Element { id, invocation, answer, account }
 }
 
 impl Invocation for Batch {
@@ -81,7 +87,12 @@ impl Invocation for Batch {
         let mut waiting = false;
         for element in &mut self.elements {
             let Some(invocation) = &mut element.invocation else { continue };
-            let mut own = Reply { out: &mut element.answer, id: element.id.as_ref(), limit: reply.limit };
+            let mut own = Reply {
+                out: &mut element.answer,
+                id: element.id.as_ref(),
+                limit: reply.limit,
+                account: &mut element.account,
+            };
             match poll_caught(invocation, cx, &mut own) {
                 Poll::Ready(()) => element.invocation = None,
                 Poll::Pending => waiting = true,

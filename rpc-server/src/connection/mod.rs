@@ -16,11 +16,12 @@ use std::sync::atomic::Ordering;
 use std::task::{self, Poll};
 
 use rpc_core::protocol::{self, IN_FLIGHT_MAX};
-use rpc_core::wire::{Frame, FrameBuffer, put_notification};
+use rpc_core::wire::{Frame, FrameBuffer, LoadText, put_notification};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
 use crate::links::{LinkGuard, signal};
+use crate::load::{Account, Tally};
 use crate::pending::PendingCalls;
 use crate::server::Shared;
 
@@ -43,7 +44,11 @@ pub(crate) struct Connection<Io> {
     /// How much of `out` is written.
     written: usize,
     pending: PendingCalls,
+    /// Requests answered in place since the last read.
+    at_once: Account,
     greeted: bool,
+    /// The peer wants load reports.
+    wants_load: bool,
     /// `rpc.goaway` was sent, or would have been to a peer that said hello.
     leaving: bool,
     /// The peer has closed its side. One that never said hello may have closed only that side, and
@@ -82,7 +87,9 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
             out: Vec::new(),
             written: 0,
             pending: PendingCalls::default(),
+            at_once: Account::AtOnce(Tally::default()),
             greeted: false,
+            wants_load: false,
             leaving: false,
             eof: false,
             pings: 0,
@@ -165,17 +172,20 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
     fn start_requests(&mut self) -> Result<Progress, Ended> {
         // The buffer moves out while its messages are handled: their answers go to `self`.
         let mut input = std::mem::replace(&mut self.input, FrameBuffer::new(0));
-        let progress = self.start_from(&mut input);
+        let mut received = None;
+        let progress = self.start_from(&mut input, &mut received);
         self.input = input;
+        if let Some(received) = received {
+            self.count_answers(received);
+        }
         progress
     }
 
-    fn start_from(&mut self, input: &mut FrameBuffer) -> Result<Progress, Ended> {
-        let mut received = None;
+    fn start_from(&mut self, input: &mut FrameBuffer, received: &mut Option<Instant>) -> Result<Progress, Ended> {
         while self.has_room() {
             match input.next_frame()? {
                 Some(Frame::Message(message)) => {
-                    let now = *received.get_or_insert_with(Instant::now);
+                    let now = *received.get_or_insert_with(|| self.begin_answers());
                     self.message(message, now);
                 }
                 Some(Frame::Oversized { size, head }) => self.oversized(size, head),
@@ -183,6 +193,28 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
             }
         }
         Ok(Progress::Some)
+    }
+
+    /// Before the first request of a read: the first answer will carry the load.
+    fn begin_answers(&mut self) -> Instant {
+        if self.wants_load
+            && let Account::AtOnce(tally) = &mut self.at_once
+        {
+            tally.report = Some(LoadText::new(&self.shared.load.report()));
+        }
+        Instant::now()
+    }
+
+    /// After the last request of a read: those that were answered in place enter the load.
+    fn count_answers(&mut self, received: Instant) {
+        if let Account::AtOnce(tally) = &mut self.at_once
+            && tally.answered + tally.failed > 0
+        {
+            let now = Instant::now();
+            let took = now.saturating_duration_since(received);
+            self.shared.load.answered_at_once(now, tally.answered + tally.failed, took, tally.failed);
+            *tally = Tally::default();
+        }
     }
 
     /// Reads once; `true` if something arrived.

@@ -4,7 +4,7 @@ use std::task::{Context, Waker};
 
 use rpc_core::RpcError;
 use rpc_core::protocol::{self, PROTOCOL_VERSION, code, feature};
-use rpc_core::wire::{Id, Incoming, Request, parse, parse_any, peek_id, put_error, put_request};
+use rpc_core::wire::{Id, Incoming, LoadText, Request, parse, parse_any, peek_id, put_error, put_request};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::{Connection, batch};
 use crate::context::Call;
+use crate::load::{Account, Running};
 use crate::pending::poll_caught;
 use crate::reply::Reply;
 
@@ -19,6 +20,9 @@ use crate::reply::Reply;
 #[derive(Debug, Deserialize)]
 struct Hello {
     version: u32,
+    /// What the caller understands.
+    #[serde(default)]
+    features: Vec<String>,
     /// The incarnation that the caller means to reach.
     #[serde(default)]
     incarnation: Option<String>,
@@ -47,7 +51,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
             Incoming::Response(_) => {}
             Incoming::Batch(elements) => {
                 let invocation = batch::start(&elements, &self.shared, self.peer, now, self.leaving);
-                self.pending.push(None, None, invocation);
+                self.pending.push(None, None, invocation, Account::None);
             }
             Incoming::Invalid(invalid) => self.answer_error(&invalid.id, &invalid.error),
         }
@@ -57,18 +61,19 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
         let call = Call { request, peer: self.peer, received: now };
         let started = self.shared.start(&call, self.leaving);
         let limit = self.limit();
-        let mut reply = Reply { out: &mut self.out, id: request.id.as_ref(), limit };
+        let mut reply = Reply { out: &mut self.out, id: request.id.as_ref(), limit, account: &mut self.at_once };
         let mut invocation = match started {
             Ok(invocation) => invocation,
             Err(error) if error.code == code::INVALID_PARAMS => return self.misread(message, request, &error, now),
-            Err(error) => return reply.error(&error),
+            Err(error) => return self.answer(request, Err(error)),
         };
         // Polled in place once, without a waker: a handler that is not ready is polled again, with
         // one, as soon as it is in the set.
         let mut cx = Context::from_waker(Waker::noop());
         if poll_caught(&mut invocation, &mut cx, &mut reply).is_pending() {
             let id = request.id.clone().map(Id::into_owned);
-            self.pending.push(id, call.deadline(), invocation);
+            let account = Account::Running(Running::begin(&self.shared.load, now, self.wants_load));
+            self.pending.push(id, call.deadline(), invocation, account);
         }
     }
 
@@ -129,10 +134,11 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
             return Err(self.shared.draining());
         }
         self.greeted = true;
+        self.wants_load = hello.features.iter().any(|f| f == feature::LOAD);
         self.link.link.greeted.store(true, std::sync::atomic::Ordering::Relaxed);
         Ok(json!({
             "version": PROTOCOL_VERSION,
-            "features": [feature::PING, feature::GOAWAY],
+            "features": [feature::PING, feature::GOAWAY, feature::LOAD],
             "incarnation": ours,
             "message_bytes_max": self.limit(),
             "idempotent": self.shared.idempotent(),
@@ -141,7 +147,13 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
 
     fn answer(&mut self, request: &Request<'_>, answer: Result<serde_json::Value, RpcError>) {
         let limit = self.limit();
-        Reply { out: &mut self.out, id: request.id.as_ref(), limit }.outcome(answer);
+        let mut account = match &answer {
+            Err(error) if error.code == code::REFUSED && self.wants_load => {
+                Account::Refused(LoadText::new(&self.shared.load.report()))
+            }
+            _ => Account::None,
+        };
+        Reply { out: &mut self.out, id: request.id.as_ref(), limit, account: &mut account }.outcome(answer);
     }
 
     fn answer_error(&mut self, id: &Id<'_>, error: &RpcError) {
