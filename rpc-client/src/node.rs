@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rpc_core::NodeState;
+use rpc_core::{LoadReport, NodeState};
 use rpc_core::registry::{Member, RESPONSE_TIME_VALID};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use crate::balance::{NodeId, NodeView};
 use crate::breaker::{Admission, Breaker, BreakerState};
 use crate::node_load::NodeLoad;
+use crate::snapshot::Usable;
 
 /// A node as this client sees it: what the registry says, and what its own calls have shown. A new
 /// incarnation at the same address is another node.
@@ -36,6 +37,8 @@ struct State {
     changed_at: Instant,
     weight: u32,
     draining: bool,
+    /// The newest load report and when it came.
+    report: Option<(LoadReport, Instant)>,
 }
 
 impl Node {
@@ -53,6 +56,7 @@ impl Node {
                 changed_at: now,
                 weight: 0,
                 draining: false,
+                report: None,
             }),
             left: AtomicBool::new(false),
             hurry: Notify::new(),
@@ -81,7 +85,7 @@ impl Node {
     }
 
     /// What a policy gets to see.
-    pub(crate) fn view(&self, now: Instant, usable_since: Instant) -> NodeView {
+    pub(crate) fn view(&self, now: Instant, usable: &Usable) -> NodeView {
         let state = self.state.lock();
         let old = now.saturating_duration_since(state.changed_at) > RESPONSE_TIME_VALID;
         NodeView {
@@ -92,10 +96,15 @@ impl Node {
             latency_us: state.load.latency_us(now),
             registry_us: if old { 0 } else { state.response_time_us },
             failure: state.load.failure(now),
-            reports: false,
-            report: None,
-            usable_for: now.saturating_duration_since(usable_since),
+            reports: usable.reports,
+            report: state.report.map(|(report, at)| (report, now.saturating_duration_since(at))),
+            usable_for: now.saturating_duration_since(usable.since),
         }
+    }
+
+    /// A load report came.
+    pub(crate) fn reported(&self, now: Instant, report: LoadReport) {
+        self.state.lock().report = Some((report, now));
     }
 
     /// Begins a call. `None` if the node is being tried out and has its one call already.

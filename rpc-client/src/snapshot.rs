@@ -65,6 +65,8 @@ pub(crate) struct Usable {
     pub(crate) node: Arc<Node>,
     pub(crate) channels: Vec<Arc<Channel>>,
     pub(crate) since: Instant,
+    /// Its server sends load reports and answers probes.
+    pub(crate) reports: bool,
     /// Where to record latencies for the write-back.
     pub(crate) samples: Option<Arc<NodeSamples>>,
     next: AtomicUsize,
@@ -77,7 +79,8 @@ impl Usable {
         since: Instant,
         samples: Option<Arc<NodeSamples>>,
     ) -> Self {
-        Self { node, channels, since, samples, next: AtomicUsize::new(0) }
+        let reports = channels.iter().all(|c| c.peer.reports);
+        Self { node, channels, since, reports, samples, next: AtomicUsize::new(0) }
     }
 
     /// The connection for the next call: each in turn.
@@ -103,7 +106,7 @@ impl View for SnapshotView<'_> {
 
     fn node(&self, index: usize) -> NodeView {
         let usable = &self.usable[index];
-        usable.node.view(self.now, usable.since)
+        usable.node.view(self.now, usable)
     }
 }
 

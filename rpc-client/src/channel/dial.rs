@@ -77,7 +77,7 @@ where
 {
     let limit = options.message_bytes_max;
     let sent = Instant::now();
-    let mut params = json!({ "version": PROTOCOL_VERSION, "features": [feature::PING, feature::GOAWAY] });
+    let mut params = json!({ "version": PROTOCOL_VERSION, "features": [feature::PING, feature::GOAWAY, feature::LOAD] });
     if let Some(incarnation) = &options.incarnation {
         params["incarnation"] = incarnation.as_str().into();
     }
@@ -131,6 +131,7 @@ fn peer(answer: Result<Vec<u8>, Vec<u8>>, limit: usize) -> Result<Peer, DialErro
     Ok(Peer {
         incarnation: welcome.incarnation,
         pings: welcome.features.iter().any(|f| f == feature::PING),
+        reports: welcome.features.iter().any(|f| f == feature::LOAD),
         idempotent: welcome.idempotent,
         message_bytes_max: welcome.message_bytes_max.unwrap_or(limit).min(limit),
     })

@@ -67,8 +67,7 @@ impl<P: Serialize + ?Sized> Exchange<'_, P> {
                     resume_unwind(panic);
                 }
             }
-            state.queued += (state.out.len() - before) as u64;
-            state.slots.set_frame_end(id, state.queued);
+            state.slots.set_frame_end(id, state.taken + state.out.len() as u64);
             state.slots.set_waker(id, cx.waker());
             self.id = Some(id);
             let look_at = state.liveness.sent(self.now).min(self.deadline);
@@ -147,10 +146,8 @@ fn cancel(shared: &super::Shared, state: &mut super::State, id: u64) -> bool {
     if state.closed || state.out.len() >= OUT_MAX {
         return false;
     }
-    let before = state.out.len();
     put_notification(&mut state.out, protocol::CANCEL, &serde_json::json!({ "id": id }), usize::MAX)
         .expect("an object with a number is a valid request");
-    state.queued += (state.out.len() - before) as u64;
     shared.flush(state)
 }
 
@@ -190,7 +187,6 @@ impl Channel {
                     resume_unwind(panic);
                 }
             }
-            state.queued += (state.out.len() - before) as u64;
             shared.flush(state)
         };
         if notify_writer {

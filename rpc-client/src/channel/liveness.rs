@@ -119,7 +119,6 @@ impl Liveness {
     }
 
     /// The last round trip measured.
-    #[cfg(test)]
     pub(crate) fn round_trip(&self) -> Duration {
         self.round_trip
     }

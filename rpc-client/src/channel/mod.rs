@@ -64,6 +64,8 @@ pub(crate) struct Peer {
     pub(crate) incarnation: String,
     /// It answers pings.
     pub(crate) pings: bool,
+    /// It sends load reports and answers probes.
+    pub(crate) reports: bool,
     /// A handful at most, so a search beats a hash.
     pub(crate) idempotent: Vec<String>,
     pub(crate) message_bytes_max: usize,
@@ -99,8 +101,8 @@ struct Shared {
 struct State {
     /// Frames to be written.
     out: Vec<u8>,
-    /// All bytes ever put into `out`.
-    queued: u64,
+    /// Bytes ever taken out of `out`: where its first byte stands in the stream of all bytes.
+    taken: u64,
     /// The writer was told, or is at work.
     writing: bool,
     /// Here while nobody writes.
@@ -127,7 +129,7 @@ impl Channel {
         let Hello { peer, input, round_trip, random } = hello;
         let state = State {
             out: Vec::new(),
-            queued: 0,
+            taken: 0,
             writing: false,
             half: Some(Box::new(write_half)),
             slots: Slots::default(),
@@ -176,6 +178,11 @@ impl Channel {
         freed.await;
     }
 
+    /// The last round trip measured, of a hello or a ping.
+    pub(crate) fn round_trip(&self) -> Duration {
+        self.shared.state.lock().liveness.round_trip()
+    }
+
     /// Gives the buffer of a reply back for the next.
     pub(crate) fn recycle(&self, mut body: Vec<u8>) {
         if body.capacity() <= SPARE_BYTES {
@@ -202,6 +209,7 @@ impl Shared {
             let mut cx = Context::from_waker(Waker::noop());
             if let Poll::Ready(Ok(n)) = Pin::new(half).poll_write(&mut cx, &state.out) {
                 self.written.fetch_add(n as u64, Ordering::Release);
+                state.taken += n as u64;
                 if n == state.out.len() {
                     state.out.clear();
                     return false;

@@ -2,6 +2,7 @@
 
 use std::task::Waker;
 
+use rpc_core::LoadReport;
 use rpc_core::protocol::IN_FLIGHT_MAX;
 use tokio::time::Instant;
 
@@ -47,6 +48,8 @@ pub(crate) struct Answer {
     pub(crate) ok: bool,
     /// When the read that brought it returned.
     pub(crate) received: Instant,
+    /// The node's load, if it came along.
+    pub(crate) load: Option<LoadReport>,
 }
 
 /// Why a call in flight ends without a reply.
@@ -196,7 +199,7 @@ mod tests {
     use super::*;
 
     fn answer(now: Instant) -> Answer {
-        Answer { body: vec![1], ok: true, received: now }
+        Answer { body: vec![1], ok: true, received: now, load: None }
     }
 
     #[tokio::test]

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
 
-use rpc_core::RpcError;
+use rpc_core::{LoadReport, RpcError};
 use rpc_core::protocol::{self, code};
-use rpc_core::wire::{Frame, FrameBuffer, Incoming, Request, parse, peek_id, put_error, put_request, put_result};
+use rpc_core::wire::{Frame, FrameBuffer, Incoming, Request, load_in_meta, parse, peek_id, put_error, put_request, put_result};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::time::Instant;
 
@@ -78,7 +78,8 @@ fn incoming(
             let ok = response.body.is_ok();
             let (Ok(text) | Err(text)) = response.body;
             if let Some(id) = response.id {
-                reply(state, id, text, ok, now, wake);
+                let load = response.meta.and_then(load_in_meta);
+                reply(state, id, text, Head { ok, load, now }, wake);
             }
         }
         Incoming::Request(request) => asked(shared, state, &request),
@@ -88,10 +89,17 @@ fn incoming(
     Ok(())
 }
 
-fn reply(state: &mut State, id: u64, text: &[u8], ok: bool, now: Instant, wake: &mut Vec<Waker>) {
+/// What a reply says besides its body.
+struct Head {
+    ok: bool,
+    load: Option<LoadReport>,
+    now: Instant,
+}
+
+fn reply(state: &mut State, id: u64, text: &[u8], head: Head, wake: &mut Vec<Waker>) {
     let mut body = state.spare.pop().unwrap_or_default();
     body.extend_from_slice(text);
-    match state.slots.deliver(id, Answer { body, ok, received: now }) {
+    match state.slots.deliver(id, Answer { body, ok: head.ok, received: head.now, load: head.load }) {
         Ok(waker) => wake.extend(waker),
         Err(late) => {
             if id < PING_IDS {
@@ -109,7 +117,7 @@ fn oversized(state: &mut State, size: usize, head: &[u8], limit: usize, now: Ins
     let Some(id) = peek_id(head) else { return };
     let error = RpcError::new(code::TOO_LARGE, format!("the reply has {size} bytes, the limit is {limit}"));
     let text = serde_json::to_vec(&error).expect("a number and a string always serialise");
-    reply(state, id, &text, false, now, wake);
+    reply(state, id, &text, Head { ok: false, load: None, now }, wake);
 }
 
 /// What a server asks of its client.
@@ -148,6 +156,7 @@ pub(super) async fn write(shared: Arc<Shared>) {
                     break;
                 }
                 std::mem::swap(&mut state.out, &mut batch);
+                state.taken += batch.len() as u64;
                 let Some(half) = state.half.take() else { return };
                 half
             };
