@@ -20,7 +20,7 @@ use crate::balance::{Event, NodeId};
 use crate::channel::{Answer, Channel, Exchange, ExchangeError, Failure};
 use crate::client::Inner;
 use crate::node::Outcome;
-use crate::pool::Choice;
+use crate::pool::{Choice, Chosen, Probes};
 use crate::snapshot::{Snapshot, Usable};
 
 /// Repetitions of a call that may have been started already, if that does no harm.
@@ -49,8 +49,9 @@ pub struct Reply {
 /// A call that succeeded, not yet decoded.
 pub(crate) struct Success {
     answer: Answer,
-    channel: Arc<Channel>,
-    node: SocketAddr,
+    usable: Arc<Usable>,
+    /// Which of the node's connections it came on.
+    channel: usize,
     started: Instant,
     sent: Instant,
     attempts: Vec<Attempt>,
@@ -61,15 +62,15 @@ impl Success {
     pub(crate) fn into_result<R: DeserializeOwned>(self) -> Result<R, Error> {
         match decode(&self.answer.body) {
             Ok(result) => {
-                self.channel.recycle(self.answer.body);
+                self.usable.channels[self.channel].recycle(self.answer.body);
                 Ok(result)
             }
-            Err(_) => Err(undecodable::<R>(&self.answer.body, self.node).with_attempts(self.attempts)),
+            Err(_) => Err(undecodable::<R>(&self.answer.body, self.usable.node.addr).with_attempts(self.attempts)),
         }
     }
 
     pub(crate) fn into_reply(self) -> Result<Reply, Error> {
-        let node = self.node;
+        let node = self.usable.node.addr;
         let result = decode(&self.answer.body)
             .map_err(|e| Error::from(ErrorKind::Decode { node, reason: format!("the result is no JSON: {e}") }))?;
         let mut attempts = self.attempts;
@@ -89,6 +90,8 @@ struct Progress {
     attempts: Vec<Attempt>,
     repeats: usize,
     rounds: u32,
+    /// Rounds of probes since the call was last sent.
+    probed: u32,
     /// A connection of this round that had no room.
     crowded: Option<Arc<Channel>>,
     /// What the last attempt failed with.
@@ -99,8 +102,7 @@ struct Progress {
 enum Ended {
     Answered {
         answer: Answer,
-        channel: Arc<Channel>,
-        sent: Instant,
+        channel: usize,
     },
     /// The call was not started there.
     NotStarted(ErrorKind),
@@ -137,20 +139,36 @@ impl Inner {
         let mut progress = Progress::default();
         let mut now = started;
         loop {
-            let Some(choice) = self.pool.choose(now, key, &progress.tried) else {
-                self.wait_for_choice(&mut progress, &request).await?;
-                now = Instant::now();
-                continue;
+            let choice = match self.pool.choose(now, key, &progress.tried, progress.probed) {
+                Chosen::Node(choice) => choice,
+                Chosen::Probe(probes) => {
+                    self.probe(&mut progress, probes, deadline).await;
+                    now = Instant::now();
+                    continue;
+                }
+                Chosen::None => {
+                    self.wait_for_choice(&mut progress, &request).await?;
+                    now = Instant::now();
+                    continue;
+                }
             };
+            progress.probed = 0;
             match self.attempt(&choice, &request, &progress, now).await {
-                Ended::Answered { answer, channel, sent } => {
-                    let node = choice.usable.node.addr;
-                    return Ok(Success { answer, channel, node, started, sent, attempts: progress.attempts });
+                Ended::Answered { answer, channel } => {
+                    let attempts = progress.attempts;
+                    return Ok(Success { answer, usable: choice.usable, channel, started, sent: now, attempts });
                 }
                 ended => self.after_failure(&mut progress, &choice.usable, ended, now)?,
             }
             now = Instant::now();
         }
+    }
+
+    /// Learns more about the nodes before one is chosen.
+    async fn probe(&self, progress: &mut Progress, probes: Probes, deadline: Deadline) {
+        progress.probed += 1;
+        // Whether in time or not, the next choice is made with what is known by then.
+        let _ = tokio::time::timeout_at(deadline.instant(), self.pool.probe(probes)).await;
     }
 
     /// Sends the call to one node and waits for what comes of it.
@@ -173,8 +191,12 @@ impl Inner {
             None if *alone => node.begin_anyway(),
             None => return Ended::NotStarted(ErrorKind::NoNode),
         };
-        self.pool.observe(&Event::Sent { node: node.id, now });
-        let channel = usable.channel();
+        // With one node there is no choice to learn for.
+        if !alone {
+            self.pool.observe(&Event::Sent { node: node.id, now });
+        }
+        let index = usable.next_channel();
+        let channel = &usable.channels[index];
         let may_repeat = self.may_repeat(request, channel, progress);
         let exchange = Exchange {
             channel,
@@ -195,24 +217,34 @@ impl Inner {
         match exchange.await {
             Ok(answer) if answer.ok => {
                 let latency = answer.received.saturating_duration_since(now);
-                if in_flight.end(answer.received, Outcome::Answered(latency)) {
+                if in_flight.end(answer.received, Outcome::Answered(latency), answer.load) {
                     self.pool.poke();
                 }
                 if let Some(samples) = &usable.samples {
                     samples.record(answer.received, latency);
                 }
-                self.pool.observe(&reply_event(node.id, answer.received, latency, true));
-                Ended::Answered { answer, channel: channel.clone(), sent: now }
+                if !alone {
+                    let (node, now, report) = (node.id, answer.received, answer.load);
+                    self.pool.observe(&Event::Reply { node, now, latency, ok: true, report });
+                }
+                Ended::Answered { answer, channel: index }
             }
             other => {
                 let at = Instant::now();
-                let (outcome, ended) =
-                    self.judge(node.addr, channel, request, other, may_repeat, at.saturating_duration_since(now));
-                let failed = matches!(outcome, Outcome::Failed(_));
-                if in_flight.end(at, outcome) {
+                let latency = at.saturating_duration_since(now);
+                let report = other.as_ref().ok().and_then(|answer| answer.load);
+                let (outcome, ended) = self.judge(node.addr, channel, request, other, may_repeat, latency);
+                let ok = !matches!(outcome, Outcome::Failed(_));
+                if in_flight.end(at, outcome, report) {
                     self.pool.poke();
                 }
-                self.pool.observe(&reply_event(node.id, at, at.saturating_duration_since(now), !failed));
+                let (node, now) = (node.id, at);
+                self.pool.observe(&match &ended {
+                    Ended::NotStarted(ErrorKind::Remote { error, .. }) if error.code == code::REFUSED => {
+                        Event::Refused { node, now, report }
+                    }
+                    _ => Event::Reply { node, now, latency, ok, report },
+                });
                 ended
             }
         }
@@ -377,11 +409,18 @@ impl Inner {
         let mut progress = Progress::default();
         loop {
             let now = Instant::now();
-            let Some(choice) = self.pool.choose(now, None, &progress.tried) else {
-                self.wait_for_choice(&mut progress, &request).await?;
-                continue;
+            let choice = match self.pool.choose(now, None, &progress.tried, progress.probed) {
+                Chosen::Node(choice) => choice,
+                Chosen::Probe(probes) => {
+                    self.probe(&mut progress, probes, deadline).await;
+                    continue;
+                }
+                Chosen::None => {
+                    self.wait_for_choice(&mut progress, &request).await?;
+                    continue;
+                }
             };
-            let channel = choice.usable.channel();
+            let channel = &choice.usable.channels[choice.usable.next_channel()];
             let Err(error) = channel.notify(method, params) else { return Ok(()) };
             let elapsed = Duration::ZERO;
             let (_, ended) = self.judge(choice.usable.node.addr, channel, &request, Err(error), false, elapsed);
@@ -398,10 +437,6 @@ fn remote(node: SocketAddr, error: RpcError, elapsed: Duration) -> (Outcome, End
     let elsewhere = known.is_some_and(|c| c.retry && !c.started);
     let kind = ErrorKind::Remote { node, error };
     (outcome, if elsewhere { Ended::NotStarted(kind) } else { Ended::Final(kind) })
-}
-
-fn reply_event(node: NodeId, now: Instant, latency: Duration, ok: bool) -> Event<'static> {
-    Event::Reply { node, now, latency, ok, report: None }
 }
 
 fn attempt(node: SocketAddr, elapsed: Duration, outcome: &str) -> Attempt {

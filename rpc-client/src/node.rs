@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rpc_core::{LoadReport, NodeState};
 use rpc_core::registry::{Member, RESPONSE_TIME_VALID};
+use rpc_core::{LoadReport, NodeState};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -24,6 +24,8 @@ pub(crate) struct Node {
     pub(crate) incarnation: Option<String>,
     in_flight: AtomicU32,
     state: Mutex<State>,
+    /// The breaker lets every call pass, as it nearly always does: then no call has to ask it.
+    healthy: AtomicBool,
     /// It said goaway.
     pub(crate) left: AtomicBool,
     /// The connectors need not wait any longer.
@@ -58,6 +60,7 @@ impl Node {
                 draining: false,
                 report: None,
             }),
+            healthy: AtomicBool::new(true),
             left: AtomicBool::new(false),
             hurry: Notify::new(),
         };
@@ -109,6 +112,9 @@ impl Node {
 
     /// Begins a call. `None` if the node is being tried out and has its one call already.
     pub(crate) fn begin(&self, now: Instant) -> Option<InFlight<'_>> {
+        if self.healthy.load(Ordering::Relaxed) {
+            return Some(self.in_flight_with(Admission::Regular));
+        }
         let admission = self.state.lock().breaker.admit(now)?;
         Some(self.in_flight_with(admission))
     }
@@ -127,12 +133,21 @@ impl Node {
         self.state.lock().breaker.state(now)
     }
 
-    pub(crate) fn connected(&self) {
-        self.state.lock().breaker.connected();
+    pub(crate) fn connected(&self, now: Instant) {
+        let mut state = self.state.lock();
+        state.breaker.connected();
+        self.set_healthy(&state, now);
     }
 
     pub(crate) fn connect_failed(&self, now: Instant) {
-        self.state.lock().breaker.connect_failed(now);
+        let mut state = self.state.lock();
+        state.breaker.connect_failed(now);
+        self.set_healthy(&state, now);
+    }
+
+    /// Called under the lock whenever the breaker may have changed its state.
+    fn set_healthy(&self, state: &State, now: Instant) {
+        self.healthy.store(state.breaker.state(now) == BreakerState::Healthy, Ordering::Relaxed);
     }
 
     /// The registry's response time at `now`, in microseconds; 0 is unknown.
@@ -167,16 +182,23 @@ pub(crate) enum Outcome {
 }
 
 impl InFlight<'_> {
-    /// The call ended. `true` if the node was ejected by it or let in again.
-    pub(crate) fn end(mut self, now: Instant, outcome: Outcome) -> bool {
+    /// The call ended, maybe with a load report. `true` if the node was ejected by it or let in again.
+    pub(crate) fn end(mut self, now: Instant, outcome: Outcome, report: Option<LoadReport>) -> bool {
         self.ended = true;
         let mut state = self.node.state.lock();
+        if let Some(report) = report {
+            state.report = Some((report, now));
+        }
         match outcome {
             Outcome::Answered(latency) => state.load.reply(now, latency, true),
             Outcome::ApplicationError => {}
             Outcome::Failed(latency) => state.load.reply(now, latency, false),
         }
-        state.breaker.outcome(now, self.admission, !matches!(outcome, Outcome::Failed(_)))
+        let changed = state.breaker.outcome(now, self.admission, !matches!(outcome, Outcome::Failed(_)));
+        if changed {
+            self.node.set_healthy(&state, now);
+        }
+        changed
     }
 }
 

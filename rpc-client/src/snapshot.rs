@@ -83,12 +83,12 @@ impl Usable {
         Self { node, channels, since, reports, samples, next: AtomicUsize::new(0) }
     }
 
-    /// The connection for the next call: each in turn.
+    /// Which connection the next call takes: each in turn.
     #[inline]
-    pub(crate) fn channel(&self) -> &Arc<Channel> {
+    pub(crate) fn next_channel(&self) -> usize {
         match self.channels.len() {
-            1 => &self.channels[0],
-            n => &self.channels[self.next.fetch_add(1, Ordering::Relaxed) % n],
+            1 => 0,
+            n => self.next.fetch_add(1, Ordering::Relaxed) % n,
         }
     }
 }

@@ -6,9 +6,8 @@ use crate::Method;
 
 /// An OpenRPC document (<https://spec.open-rpc.org>, version 1.3.2) of the methods. Which of them
 /// are idempotent is told by the extension member `x-idempotent`.
-pub(crate) fn document(title: &str, methods: &[&Method]) -> Value {
+pub(crate) fn document<'a>(title: &str, methods: impl Iterator<Item = &'a Method>) -> Value {
     let methods: Vec<Value> = methods
-        .iter()
         .map(|method| {
             json!({
                 "name": method.name,

@@ -1,6 +1,5 @@
 //! Binding, accepting, draining.
 
-use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -343,7 +342,7 @@ impl Shared {
         match &*request.method {
             protocol::PING => Ok(serde_json::Value::Null),
             protocol::PROBE => Ok(self.probe()),
-            protocol::DISCOVER => Ok(discover::document(&self.title, &self.router.sorted())),
+            protocol::DISCOVER => Ok(discover::document(&self.title, self.router.sorted())),
             other => Err(RpcError::new(code::METHOD_NOT_FOUND, format!("no method `{other}`"))),
         }
     }
@@ -353,8 +352,8 @@ impl Shared {
         serde_json::from_slice(text.as_bytes()).expect("an array of numbers is JSON")
     }
 
-    pub(crate) fn idempotent(&self) -> HashSet<&str> {
-        self.router.sorted().iter().filter(|m| m.idempotent).map(|m| m.name.as_str()).collect()
+    pub(crate) fn idempotent(&self) -> Vec<&str> {
+        self.router.sorted().filter(|m| m.idempotent).map(|m| m.name.as_str()).collect()
     }
 }
 

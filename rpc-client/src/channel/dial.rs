@@ -77,7 +77,8 @@ where
 {
     let limit = options.message_bytes_max;
     let sent = Instant::now();
-    let mut params = json!({ "version": PROTOCOL_VERSION, "features": [feature::PING, feature::GOAWAY, feature::LOAD] });
+    let mut params =
+        json!({ "version": PROTOCOL_VERSION, "features": [feature::PING, feature::GOAWAY, feature::LOAD] });
     if let Some(incarnation) = &options.incarnation {
         params["incarnation"] = incarnation.as_str().into();
     }

@@ -53,7 +53,6 @@ impl<P: Serialize + ?Sized> Exchange<'_, P> {
             let Some(id) = state.slots.insert(u64::MAX, self.deadline, self.movable) else {
                 return Err(ExchangeError::Crowded);
             };
-            let before = state.out.len();
             let put = |out: &mut Vec<u8>| put_request(out, id, self.method, &self.meta, self.params, shared.limit);
             match unwinding(&mut state.out, put) {
                 Ok(Ok(())) => {}
@@ -179,7 +178,6 @@ impl Channel {
             if state.out.len() >= OUT_MAX {
                 return Err(ExchangeError::Crowded);
             }
-            let before = state.out.len();
             match unwinding(&mut state.out, |out| put_notification(out, method, params, shared.limit)) {
                 Ok(put) => put.map_err(ExchangeError::Encode)?,
                 Err(panic) => {

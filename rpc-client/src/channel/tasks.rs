@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Poll, Waker};
 
-use rpc_core::{LoadReport, RpcError};
 use rpc_core::protocol::{self, code};
-use rpc_core::wire::{Frame, FrameBuffer, Incoming, Request, load_in_meta, parse, peek_id, put_error, put_request, put_result};
+use rpc_core::wire::{
+    Frame, FrameBuffer, Incoming, Request, load_in_meta, parse, peek_id, put_error, put_request, put_result,
+};
+use rpc_core::{LoadReport, RpcError};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::time::Instant;
 
@@ -90,6 +92,7 @@ fn incoming(
 }
 
 /// What a reply says besides its body.
+#[derive(Clone, Copy)]
 struct Head {
     ok: bool,
     load: Option<LoadReport>,

@@ -171,7 +171,7 @@ impl Keeper {
             What::Connected(channel) => {
                 entry.failed = 0;
                 entry.trouble = None;
-                entry.node.connected();
+                entry.node.connected(Instant::now());
                 *connection = Connection { channel: Some(channel), status: Status::Open };
             }
             What::Failed(reason) => {

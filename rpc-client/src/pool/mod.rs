@@ -5,9 +5,10 @@
 
 mod connector;
 mod keeper;
+mod probe;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -16,13 +17,11 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
+pub(crate) use self::probe::Probes;
 use crate::ClientConfig;
 use crate::balance::{Decision, Event, NodeId, Pick, Policy, Random};
 use crate::report::Reporter;
 use crate::snapshot::{Snapshot, SnapshotView, Usable};
-
-/// Times that a policy may ask for probes before it has to choose.
-const PROBES_MAX: u32 = 4;
 
 /// Channels to the nodes of the registry, and the policy that chooses among them. Dropping it
 /// closes all of them.
@@ -41,9 +40,21 @@ struct Shared {
     policy: Mutex<Box<dyn Policy>>,
     observes: bool,
     seeds: AtomicU64,
+    /// Probes under way.
+    probing: AtomicUsize,
 }
 
-/// What was chosen for a call.
+/// What a policy decided about a call.
+pub(crate) enum Chosen {
+    /// To send it.
+    Node(Choice),
+    /// To learn more first, and to be asked again.
+    Probe(Probes),
+    /// No node is left to try.
+    None,
+}
+
+/// The node chosen for a call.
 pub(crate) struct Choice {
     pub(crate) usable: Arc<Usable>,
     /// The node is to refuse if it expects to take longer, in microseconds.
@@ -68,6 +79,7 @@ impl Pool {
             observes: policy.observes(),
             policy: Mutex::new(policy),
             seeds: AtomicU64::new(seed),
+            probing: AtomicUsize::new(0),
         });
         let keeper = keeper::Keeper::new(shared.clone(), registry.clone(), config, reporter);
         let keeper = AbortOnDropHandle::new(tokio::spawn(keeper.run()));
@@ -99,25 +111,33 @@ impl Pool {
         self.shared.published.subscribe()
     }
 
-    /// Chooses a node for a call that has tried `tried` already; `None` if none is left.
+    /// Chooses a node for a call that has tried `tried` already, and probed `probed` times since.
     #[inline]
-    pub(crate) fn choose(&self, now: Instant, key: Option<u64>, tried: &[NodeId]) -> Option<Choice> {
+    pub(crate) fn choose(&self, now: Instant, key: Option<u64>, tried: &[NodeId], probed: u32) -> Chosen {
         let snapshot = self.shared.snapshot.load();
-        let view = SnapshotView { usable: &snapshot.usable, now };
-        let mut pick = Pick { key, now, seed: self.shared.seed(), excluded: tried, probed: 0 };
-        let mut policy = self.shared.policy.lock();
-        while pick.probed <= PROBES_MAX {
-            match policy.decide(&view, &pick) {
-                Decision::Send { index, bound } => {
-                    let usable = snapshot.usable[index].clone();
-                    return Some(Choice { usable, bound, alone: snapshot.usable.len() == 1 });
-                }
-                // No node's view says that it reports, so there is no answer to wait for.
-                Decision::Probe { .. } => pick.probed += 1,
-                Decision::NoNode => return None,
-            }
+        if let ([only], []) = (&*snapshot.usable, tried) {
+            // Nothing to choose.
+            return Chosen::Node(Choice { usable: only.clone(), bound: None, alone: true });
         }
-        None
+        let view = SnapshotView { usable: &snapshot.usable, now };
+        let pick = Pick { key, now, seed: self.shared.seed(), excluded: tried, probed };
+        let decision = self.shared.policy.lock().decide(&view, &pick);
+        match decision {
+            Decision::Send { index, bound } => {
+                let usable = snapshot.usable[index].clone();
+                Chosen::Node(Choice { usable, bound, alone: snapshot.usable.len() == 1 })
+            }
+            Decision::Probe { indices, wait_for } if probed < probe::ROUNDS_MAX => {
+                let targets = indices.into_iter().map(|index| snapshot.usable[index].clone()).collect();
+                Chosen::Probe(Probes { targets, wait_for })
+            }
+            Decision::Probe { .. } | Decision::NoNode => Chosen::None,
+        }
+    }
+
+    /// Sends probes and waits as long as the policy wants.
+    pub(crate) async fn probe(&self, probes: Probes) {
+        self.shared.probe(probes).await;
     }
 
     /// A breaker changed its mind: the usable nodes are to be determined again.

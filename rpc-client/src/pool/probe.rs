@@ -37,7 +37,8 @@ impl Shared {
     pub(super) async fn probe(self: &Arc<Self>, probes: Probes) {
         let total = probes.targets.len();
         let wait_for = probes.wait_for.min(total);
-        let progress = Arc::new(Progress { answers: AtomicUsize::new(0), ended: AtomicUsize::new(0), enough: Semaphore::new(0) });
+        let progress =
+            Arc::new(Progress { answers: AtomicUsize::new(0), ended: AtomicUsize::new(0), enough: Semaphore::new(0) });
         for target in probes.targets {
             let (shared, progress) = (self.clone(), progress.clone());
             // Bounded by its patience, so nobody needs to end it.
