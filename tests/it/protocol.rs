@@ -8,10 +8,10 @@ use std::path::Path;
 use rpc_client::Client;
 use rpc_core::protocol::{self, ERROR_CODES, code, feature};
 use rpc_core::wire::{
-    Frame, FrameBuffer, Id, Incoming, Request, RequestMeta, Response, parse, parse_any, parse_element, put_error,
-    put_notification, put_request, put_result,
+    Frame, FrameBuffer, Id, Incoming, LoadText, Request, RequestMeta, Response, parse, parse_any, parse_element,
+    put_error, put_notification, put_request, put_result,
 };
-use rpc_core::{Error, ErrorKind, RpcError};
+use rpc_core::{Error, ErrorKind, LoadReport, RpcError};
 use rpc_server::{Method, Server};
 use rpc_tests::raw::RawPeer;
 use serde::Deserialize;
@@ -74,8 +74,14 @@ fn messages_are_written_as_the_golden_files_have_them() {
     written("goaway", |out| put_notification(out, protocol::GOAWAY, &goaway, LIMIT).unwrap());
     let id = Id::Number(1024);
     written("result", |out| put_result(out, &id, None, &json!({"text": "hi"}), LIMIT).unwrap());
-    let load = Some(&b"[3,850,2]"[..]);
+    let report =
+        LoadReport { in_flight: 3, service_us: 850.0, concurrency: 2.0, noise: 0.0, errors: 0.0, latency_us: 910.0 };
+    let text = LoadText::new(&report);
+    let load = Some(text.as_bytes());
     written("result_load", |out| put_result(out, &id, load, &json!({"text": "hi"}), LIMIT).unwrap());
+    let numbers: serde_json::Value = serde_json::from_slice(text.as_bytes()).unwrap();
+    written("probe", |out| put_request(out, 3, protocol::PROBE, &Default::default(), &(), LIMIT).unwrap());
+    written("probe_answer", |out| put_result(out, &Id::Number(3), None, &numbers, LIMIT).unwrap());
     written("ping_answer", |out| put_result(out, &Id::Number(1), None, &(), LIMIT).unwrap());
     written("error", |out| {
         let text = "params: `ms`: invalid type: string \"soon\", expected u64 at line 1 column 12";
@@ -147,7 +153,7 @@ fn golden_answers_are_read_as_they_are_meant() {
         assert_eq!((got.id, got.body, got.meta), (Some(1024), Ok(&br#"{"text":"hi"}"#[..]), None));
         let text = message("result_load");
         let got = response(&text, read);
-        assert_eq!((got.body, got.meta), (Ok(&br#"{"text":"hi"}"#[..]), Some(&br#"{"load":[3,850,2]}"#[..])));
+        assert_eq!((got.body, got.meta), (Ok(&br#"{"text":"hi"}"#[..]), Some(&br#"{"load":[3,850,200,0,910]}"#[..])));
         assert_eq!(response(&message("ping_answer"), read).body, Ok(&b"null"[..]));
         for (name, expected) in [("error", code::INVALID_PARAMS), ("too_large", code::TOO_LARGE)] {
             let text = message(name);
@@ -285,7 +291,7 @@ fn the_tables_hold_every_code_limit_method_and_feature() {
     for e in ERROR_CODES {
         rows.push(format!("| {} | `{}` | {} | {} |", e.code, e.name, yes(e.started), yes(e.retry)));
     }
-    for name in [feature::PING, feature::GOAWAY, feature::META] {
+    for name in [feature::PING, feature::GOAWAY, feature::LOAD] {
         rows.push(format!("| `{name}` |"));
     }
     let limits = [

@@ -115,10 +115,6 @@ impl Pool {
     #[inline]
     pub(crate) fn choose(&self, now: Instant, key: Option<u64>, tried: &[NodeId], probed: u32) -> Chosen {
         let snapshot = self.shared.snapshot.load();
-        if let ([only], []) = (&*snapshot.usable, tried) {
-            // Nothing to choose.
-            return Chosen::Node(Choice { usable: only.clone(), bound: None, alone: true });
-        }
         let view = SnapshotView { usable: &snapshot.usable, now };
         let pick = Pick { key, now, seed: self.shared.seed(), excluded: tried, probed };
         let decision = self.shared.policy.lock().decide(&view, &pick);
