@@ -123,6 +123,25 @@ struct Request<'a, P: ?Sized> {
     deadline: Deadline,
 }
 
+impl<P: ?Sized> Request<'_, P> {
+    fn meta(&self, now: Instant, attempt: usize, bound_us: Option<f64>) -> RequestMeta<'_> {
+        RequestMeta {
+            timeout_ms: Some(self.deadline.remaining_ms(now)),
+            attempt: attempt as u32,
+            bound_us: bound_us.map(|us| us.clamp(0.0, 1e15) as u64),
+            key: self.options.key.as_deref().map(Cow::Borrowed),
+            traceparent: None,
+        }
+    }
+}
+
+impl Ended {
+    /// Whether the node refused because of its load.
+    fn is_refused(&self) -> bool {
+        matches!(self, Self::NotStarted(ErrorKind::Remote { error, .. }) if error.code == code::REFUSED)
+    }
+}
+
 impl Inner {
     pub(crate) async fn call<P: Serialize + ?Sized>(
         &self,
@@ -201,13 +220,7 @@ impl Inner {
         let exchange = Exchange {
             channel,
             method: request.method,
-            meta: RequestMeta {
-                timeout_ms: Some(request.deadline.remaining_ms(now)),
-                attempt: progress.attempts.len() as u32,
-                bound_us: bound.map(|us| us.clamp(0.0, 1e15) as u64),
-                key: request.options.key.as_deref().map(Cow::Borrowed),
-                traceparent: None,
-            },
+            meta: request.meta(now, progress.attempts.len(), *bound),
             params: request.params,
             now,
             deadline: request.deadline.instant(),
@@ -239,11 +252,9 @@ impl Inner {
                     self.pool.poke();
                 }
                 let (node, now) = (node.id, at);
-                self.pool.observe(&match &ended {
-                    Ended::NotStarted(ErrorKind::Remote { error, .. }) if error.code == code::REFUSED => {
-                        Event::Refused { node, now, report }
-                    }
-                    _ => Event::Reply { node, now, latency, ok, report },
+                self.pool.observe(&match ended.is_refused() {
+                    true => Event::Refused { node, now, report },
+                    false => Event::Reply { node, now, latency, ok, report },
                 });
                 ended
             }

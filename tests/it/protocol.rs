@@ -74,8 +74,7 @@ fn messages_are_written_as_the_golden_files_have_them() {
     written("goaway", |out| put_notification(out, protocol::GOAWAY, &goaway, LIMIT).unwrap());
     let id = Id::Number(1024);
     written("result", |out| put_result(out, &id, None, &json!({"text": "hi"}), LIMIT).unwrap());
-    let report =
-        LoadReport { in_flight: 3, service_us: 850.0, concurrency: 2.0, noise: 0.0, errors: 0.0, latency_us: 910.0 };
+    let report = LoadReport { in_flight: 3, service_us: 850.0, concurrency: 2.0, errors: 0.0, latency_us: 910.0 };
     let text = LoadText::new(&report);
     let load = Some(text.as_bytes());
     written("result_load", |out| put_result(out, &id, load, &json!({"text": "hi"}), LIMIT).unwrap());

@@ -61,7 +61,7 @@ pub fn parse_load(text: &[u8]) -> Option<LoadReport> {
         in_flight: u32::try_from(in_flight).unwrap_or(u32::MAX),
         service_us: service_us as f64,
         concurrency: (concurrency as f64 / 100.0).max(0.01),
-        noise: 0.0,
+
         errors: (errors as f64 / 1000.0).min(1.0),
         latency_us: latency_us as f64,
     })
@@ -89,25 +89,12 @@ mod tests {
 
     #[test]
     fn a_report_survives_the_wire() {
-        let report = LoadReport {
-            in_flight: 7,
-            service_us: 1234.0,
-            concurrency: 2.5,
-            noise: 0.0,
-            errors: 0.125,
-            latency_us: 99.0,
-        };
+        let report = LoadReport { in_flight: 7, service_us: 1234.0, concurrency: 2.5, errors: 0.125, latency_us: 99.0 };
         let text = LoadText::new(&report);
         assert_eq!(text.as_bytes(), b"[7,1234,250,125,99]");
         assert_eq!(parse_load(text.as_bytes()), Some(report));
-        let largest = LoadReport {
-            in_flight: u32::MAX,
-            service_us: 1e300,
-            concurrency: 1e300,
-            noise: 0.0,
-            errors: 1.0,
-            latency_us: 1e300,
-        };
+        let largest =
+            LoadReport { in_flight: u32::MAX, service_us: 1e300, concurrency: 1e300, errors: 1.0, latency_us: 1e300 };
         assert!(parse_load(LoadText::new(&largest).as_bytes()).is_some());
         assert_eq!(load_in_meta(b"{\"load\":[7,1234,250,125,99]}"), Some(report));
         assert_eq!(load_in_meta(b"{ \"x\": 1, \"load\": [7, 1234, 250, 125, 99, 5] }"), Some(report));
