@@ -15,6 +15,7 @@ use rpc_core::{Deadline, RpcError};
 use tokio::time::Instant;
 
 use crate::handler::BoxInvocation;
+use crate::load::Account;
 use crate::reply::Reply;
 
 /// Calls in progress on one connection, driven by the connection's own task.
