@@ -116,6 +116,12 @@ fn addresses(rest: &str) -> Result<Vec<SocketAddr>, String> {
 }
 
 impl RegistryUrl {
+    /// `local:` with this directory.
+    pub(crate) fn local(dir: &std::path::Path) -> Self {
+        let text = format!("local:{}", dir.display());
+        Self { text, target: Target::Local(Some(dir.to_owned())), options: BTreeMap::new() }
+    }
+
     /// Takes the option `key` as a duration such as `10s` or `500ms`.
     ///
     /// # Errors

@@ -54,7 +54,9 @@ impl LocalRegistry {
         let (health, health_rx) = watch::channel(Health::Connecting { trouble: None });
         let tasks = Arc::new(Tasks::default());
         tasks.spawn(|stop| follower::follow(reader.clone(), wake, health, stop));
-        Ok(Self { url: url.clone(), dir, reader, health: health_rx, tasks })
+        // With the directory spelled out: two users, or two environments, may mean different ones.
+        let url = RegistryUrl::local(dir.root());
+        Ok(Self { url, dir, reader, health: health_rx, tasks })
     }
 }
 
