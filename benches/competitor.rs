@@ -29,6 +29,20 @@ enum Side {
     Server(Common),
     /// Drive a server.
     Client(Drive),
+    /// Both sides in one thread and a fixed number of calls: nearly the same instructions in every
+    /// run, to be counted and not timed.
+    Both(Both),
+}
+
+#[derive(Args)]
+struct Both {
+    #[arg(long, default_value_t = 64)]
+    concurrency: usize,
+    /// Calls of each task.
+    #[arg(long, default_value_t = 100)]
+    calls: u64,
+    #[arg(long, default_value_t = 64)]
+    payload: usize,
 }
 
 #[derive(Args)]
@@ -78,6 +92,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     match Cli::parse().side {
         Side::Server(common) => runtime(common.threads)?.block_on(serve(common.addr)),
         Side::Client(drive) => runtime(drive.common.threads)?.block_on(measure(drive)),
+        Side::Both(both) => runtime(0)?.block_on(count(both)),
     }
 }
 
@@ -95,6 +110,31 @@ fn runtime(threads: usize) -> std::io::Result<tokio::runtime::Runtime> {
 async fn serve(addr: SocketAddr) -> Result<(), Box<dyn std::error::Error>> {
     let server = Server::builder().method("echo", echo).bind(addr).await?;
     server.serve(std::future::pending()).await;
+    Ok(())
+}
+
+fn text(bytes: usize) -> String {
+    "The quick brown fox jumps over the lazy dog 0123456789, again. ".chars().cycle().take(bytes).collect()
+}
+
+async fn count(both: Both) -> Result<(), Box<dyn std::error::Error>> {
+    let server = Server::builder().method("echo", echo).bind("127.0.0.1:0").await?;
+    let client = Client::connect(&format!("static:{}", server.local_addr())).await?;
+    tokio::spawn(server.serve(std::future::pending()));
+    let mut workers = JoinSet::new();
+    for _ in 0..both.concurrency {
+        let (client, text) = (client.clone(), text(both.payload));
+        workers.spawn(async move {
+            for id in 0..both.calls {
+                let answer: Message = client.call("echo", &Message { id, text: text.clone() }).await?;
+                assert_eq!(answer.id, id);
+            }
+            Ok::<_, rpc_client::Error>(())
+        });
+    }
+    while let Some(ended) = workers.join_next().await {
+        ended??;
+    }
     Ok(())
 }
 
@@ -117,8 +157,7 @@ struct Outcome {
 async fn measure(drive: Drive) -> Result<(), Box<dyn std::error::Error>> {
     let config = ClientConfig { connections_per_node: drive.connections, ..ClientConfig::default() };
     let client = Client::builder().config(config).connect(&format!("static:{}", drive.common.addr)).await?;
-    let pattern = "The quick brown fox jumps over the lazy dog 0123456789, again. ";
-    let text: String = pattern.chars().cycle().take(drive.payload).collect();
+    let text = text(drive.payload);
     // The first call waits for the server to be there.
     while client.call::<_, Message>("echo", &Message { id: 0, text: String::new() }).await.is_err() {
         tokio::time::sleep(Duration::from_millis(5)).await;
