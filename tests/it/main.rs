@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "nothing but tests is in here")]
 
 mod call;
+mod cli;
 mod protocol;
 mod readme;
 mod registry;

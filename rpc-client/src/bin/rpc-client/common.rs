@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use clap::builder::{PossibleValue, PossibleValuesParser};
+use clap::builder::PossibleValuesParser;
 use rpc_client::balance::{self, POLICIES, POLICY_DEFAULT};
 use rpc_client::{Client, ClientConfig, Error, ErrorKind};
 use rpc_core::registry::parse_duration;
@@ -19,15 +19,16 @@ const CLOSE: Duration = Duration::from_secs(1);
 
 /// Options of every command.
 #[derive(clap::Args)]
+#[command(next_help_heading = "Options of every command")]
 pub(crate) struct Common {
     /// Registry: local:[DIR], zk://HOST:PORT,…/NAMESPACE, static:IP:PORT,… or mem:NAME
     #[arg(long, global = true, value_name = "URL", env = "RPC_REGISTRY", default_value = "local:")]
     pub(crate) registry: String,
     /// Balancing policy
-    #[arg(long, global = true, value_name = "NAME", value_parser = policies(), default_value = POLICY_DEFAULT, hide_possible_values = true)]
+    #[arg(long, global = true, value_name = "NAME", value_parser = policies(), default_value = POLICY_DEFAULT)]
     pub(crate) policy: String,
-    /// Output: `text` for people, `json` for programs (one object with everything)
-    #[arg(long, global = true, value_name = "FORMAT", value_enum, default_value_t = Format::Text, hide_possible_values = true)]
+    /// Output for people, or for programs: one object with everything
+    #[arg(long, global = true, value_name = "FORMAT", value_enum, default_value_t = Format::Text)]
     pub(crate) format: Format,
 }
 
@@ -39,7 +40,7 @@ pub(crate) enum Format {
 }
 
 fn policies() -> PossibleValuesParser {
-    PossibleValuesParser::new(POLICIES.iter().map(|(name, what, _)| PossibleValue::new(*name).help(*what)))
+    PossibleValuesParser::new(POLICIES.iter().map(|(name, ..)| *name))
 }
 
 /// Reads a duration for clap: `500ms`, `10s`.

@@ -54,6 +54,14 @@ impl Failure {
         self.exit_code()
     }
 
+    /// Tells people only, where programs have got an object already, and returns the exit code.
+    pub(crate) fn note(&self, format: Format) -> u8 {
+        match format {
+            Format::Text => self.report(format),
+            Format::Json => self.exit_code(),
+        }
+    }
+
     fn exit_code(&self) -> u8 {
         match self {
             Self::Rpc { error, .. } => exit_code(error),

@@ -129,7 +129,7 @@ pub(crate) async fn run(args: Args, common: Common) -> Result<u8, Failure> {
     shown?;
     Ok(match first_error {
         _ if interrupted => INTERRUPTED,
-        Some(error) if report.ok == 0 => return Err(error.into()),
+        Some(error) if report.ok == 0 => Failure::from(error).note(common.format),
         _ if report.is_missed() => MISSED,
         _ => 0,
     })
