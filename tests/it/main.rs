@@ -1,6 +1,7 @@
 //! The integration tests: one binary, one module for each subject.
 #![allow(clippy::unwrap_used, reason = "nothing but tests is in here")]
 
+mod acceptance;
 mod call;
 mod cli;
 mod protocol;

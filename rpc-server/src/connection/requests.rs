@@ -7,6 +7,7 @@ use rpc_core::protocol::{self, PROTOCOL_VERSION, code, feature};
 use rpc_core::wire::{Id, Incoming, LoadText, Request, parse, parse_any, peek_id, put_error, put_request};
 use serde::Deserialize;
 use serde_json::json;
+use serde_json::value::RawValue;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
@@ -32,7 +33,7 @@ struct Hello {
 #[derive(Debug, Deserialize)]
 struct Cancel<'a> {
     #[serde(borrow)]
-    id: &'a serde_json::value::RawValue,
+    id: &'a RawValue,
 }
 
 impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
@@ -101,6 +102,13 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
                 }
                 // Meant to be a notification, which this does not answer.
                 self.answer(request, Ok(serde_json::Value::Null));
+            }
+            protocol::PROBE => {
+                let load = LoadText::new(&self.shared.load.report());
+                let load = serde_json::from_slice::<&RawValue>(load.as_bytes()).expect("an array of numbers is JSON");
+                let limit = self.limit();
+                let mut account = Account::None;
+                Reply { out: &mut self.out, id: request.id.as_ref(), limit, account: &mut account }.result(&load);
             }
             protocol::HELLO => {
                 let answer = self.hello(request);
