@@ -194,8 +194,8 @@ async fn the_job_goes_on_when_its_leader_is_killed() {
     let url = zk.url("job");
     let (_server, addr) = server(&url, "1ms").await;
     // It leads: nobody else takes part yet.
-    let leader = binaries::start("rpc-client", ["nodes", "--watch", "--registry", &url]);
-    leader.stdout_line(&addr.to_string(), SOON).await;
+    let arguments = ["bench", "echo", "--duration", "60s", "--rps", "2", "--registry", &url];
+    let leader = binaries::start("rpc-client", arguments);
     let observer = Observer::new(&zk, "job").await;
     let lock = "/job.cluster/jobs/expire";
     let candidates = async || {

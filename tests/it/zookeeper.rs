@@ -221,10 +221,10 @@ async fn a_restart_within_the_session_timeout_changes_nothing() {
     let zk = ZooKeeper::standalone().await;
     let (server, watcher) = (open(&zk.url("ns")), open(&zk.url("ns")));
     let registration = server.register(addr(1), NodeRecord::new());
-    let presence = Presence::of(&*watcher, addr(1));
     let mut tries = 0;
-    let before = loop {
+    let (before, presence) = loop {
         let before = listed(&*watcher, &[addr(1)]).await.nodes[&addr(1)].clone();
+        let presence = Presence::of(&*watcher, addr(1));
         let cut = Instant::now();
         zk.kill(0);
         stale(&*watcher).await;
@@ -236,7 +236,7 @@ async fn a_restart_within_the_session_timeout_changes_nothing() {
         let after = watcher.read(addr(1)).await.unwrap().unwrap();
         if took < SESSION / 2 {
             assert_eq!(after.version, before.version, "the entry was written or created anew");
-            break before;
+            break (before, presence);
         }
         // On a busy machine ZooKeeper may be away for longer than this is about.
         tries += 1;
