@@ -340,6 +340,32 @@ async fn explain_shows_the_registry_every_node_and_every_attempt() {
 }
 
 #[tokio::test]
+async fn one_call_connects_with_few_of_many_nodes_and_with_all_if_need_be() {
+    let (live, _, mut url) = node().await;
+    let dead: Vec<_> = (0..20).map(|_| dead_address()).collect();
+    for (addr, _) in &dead {
+        url = format!("{url},{addr}");
+    }
+    // The live one is among the first eight by chance, or found when those would not do.
+    for _ in 0..4 {
+        let ran = client(&["call", "echo", "--registry", &url, "--format", "json"]).await.ended_with(0);
+        assert_eq!(ran.json()["node"], json!(live.addr));
+    }
+    let mut nodes = Vec::new();
+    for _ in 0..12 {
+        nodes.push(node().await.0);
+    }
+    let url = format!("static:{}", nodes.iter().map(|node| node.addr.to_string()).collect::<Vec<_>>().join(","));
+    let json =
+        client(&["call", "echo", "--explain", "--registry", &url, "--format", "json"]).await.ended_with(0).json();
+    let explain = &json["explain"];
+    assert_eq!((explain["nodes"].as_array().unwrap().len(), &explain["not_considered"]), (8, &json!(4)), "{explain}");
+    let arguments = ["call", "echo", "--key", "k", "--explain", "--registry", &url, "--format", "json"];
+    let json = client(&arguments).await.ended_with(0).json();
+    assert_eq!(json["explain"]["nodes"].as_array().unwrap().len(), 12, "a key is placed among all");
+}
+
+#[tokio::test]
 async fn methods_are_listed() {
     let (node, _, url) = node().await;
     let text = client(&["methods", "--registry", &url]).await.ended_with(0).stdout;

@@ -3,15 +3,15 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rpc_client::{Attempt, CallOptions, Client, Error, ErrorKind, Reply};
+use rpc_client::{Attempt, CallOptions, Error, Reply};
 use rpc_core::protocol::CALL_TIMEOUT;
 use serde::Serialize;
 use serde_json::value::RawValue;
-use tokio::time::Instant;
 
 use crate::common::{self, Common, Format, Role};
 use crate::explain::Explanation;
 use crate::failure::Failure;
+use crate::one_call::{Called, OneCall};
 use crate::{output, params, pretty};
 
 const EXAMPLES: &str = "\
@@ -59,29 +59,22 @@ impl Args {
 
 pub(crate) async fn run(args: Args, common: Common) -> Result<u8, Failure> {
     let params = params::read(args.params.as_deref())?;
-    let client = common.connect(Role::OneCall).await?;
-    let started = Instant::now();
-    let outcome = call(&client, &args, &params, started).await;
-    let latency_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
-    let explanation = args.explain.then(|| Explanation::of(&client, &common));
+    let call = OneCall {
+        role: Role::OneCall,
+        method: &args.method,
+        params: &params,
+        options: args.options(),
+        timeout: args.timeout.unwrap_or(CALL_TIMEOUT),
+        // The same key goes to the same node only if the choice is made among the same nodes.
+        needs_all: args.key.is_some(),
+    };
+    let Called { outcome, elapsed, client, hidden } = call.make(&common).await?;
+    let latency_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
+    let explanation = args.explain.then(|| Explanation::of(&client, &common, hidden));
     let shown = show(outcome, latency_us, explanation, common.format);
     // Its measurement is delivered after the user has the result.
     common::close(client).await;
     shown
-}
-
-async fn call(client: &Client, args: &Args, params: &RawValue, started: Instant) -> Result<Reply, Error> {
-    let timeout = args.timeout.unwrap_or(CALL_TIMEOUT);
-    common::settle(client, timeout).await?;
-    let left = timeout.saturating_sub(started.elapsed());
-    let outcome = client.call_detailed(&args.method, params, &args.options().timeout(left)).await;
-    outcome.map_err(|error| match error.kind() {
-        // The user set the time for everything, not for what connecting left of it.
-        ErrorKind::DeadlineExceeded { .. } => Error::from(ErrorKind::DeadlineExceeded { timeout })
-            .with_attempts(error.attempts().to_vec())
-            .with_registry(client.registry_state()),
-        _ => error,
-    })
 }
 
 /// A result as `--format json` shows it.

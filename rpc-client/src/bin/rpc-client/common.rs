@@ -1,14 +1,13 @@
 //! What all commands take, and how they connect.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::builder::PossibleValuesParser;
 use rpc_client::balance::{self, POLICIES, POLICY_DEFAULT};
 use rpc_client::{Client, ClientConfig, Error, ErrorKind};
-use rpc_core::registry::parse_duration;
+use rpc_core::registry::{self, Registry, parse_duration};
 use tokio::time::Instant;
-
-use crate::failure::Failure;
 
 /// A node that has not answered within this time is not waited for: a choice among those that
 /// have is worth more than a complete one.
@@ -61,15 +60,25 @@ pub(crate) enum Role {
 
 impl Common {
     /// Opens the registry.
-    pub(crate) async fn connect(&self, role: Role) -> Result<Client, Failure> {
+    pub(crate) fn open(&self) -> Result<Arc<dyn Registry>, Error> {
+        // An empty variable is as good as none.
+        let url = if self.registry.is_empty() { "local:" } else { &self.registry };
+        registry::open(&url.parse()?)
+    }
+
+    /// A client of an open registry.
+    pub(crate) fn client(&self, role: Role, registry: Arc<dyn Registry>) -> Client {
         let mut config = ClientConfig { write_back: role != Role::Observer, ..ClientConfig::default() };
         if role != Role::Client {
             config.expiry = None;
         }
         let policy = balance::policy(&self.policy).expect("clap has checked the name");
-        // An empty variable is as good as none.
-        let url = if self.registry.is_empty() { "local:" } else { &self.registry };
-        Ok(Client::builder().config(config).policy(policy).connect(url).await?)
+        Client::builder().config(config).policy(policy).connect_to(registry)
+    }
+
+    /// Opens the registry and connects with all that is in it.
+    pub(crate) fn connect(&self, role: Role) -> Result<Client, Error> {
+        Ok(self.client(role, self.open()?))
     }
 }
 

@@ -16,6 +16,8 @@ pub(crate) struct Explanation {
     policy: String,
     nodes: Vec<Candidate>,
     misnamed: Vec<String>,
+    /// Further nodes in the list, with which one call needs no connection.
+    not_considered: usize,
 }
 
 #[derive(Serialize)]
@@ -27,13 +29,14 @@ struct Candidate {
 }
 
 impl Explanation {
-    pub(crate) fn of(client: &Client, common: &Common) -> Self {
+    pub(crate) fn of(client: &Client, common: &Common, not_considered: usize) -> Self {
         let candidate = |status: NodeStatus| Candidate { left_out: left_out(&status), status };
         Self {
             registry: client.registry_state(),
             policy: common.policy.clone(),
             nodes: client.nodes().into_iter().map(candidate).collect(),
             misnamed: client.misnamed(),
+            not_considered,
         }
     }
 
@@ -54,6 +57,10 @@ impl Explanation {
             let why = left_out.as_ref().map_or("candidate", |why| why);
             let _ = writeln!(text, "{label:8}  {node:width$}  {why}; response time {time}");
             label = "";
+        }
+        if self.not_considered > 0 {
+            let more = units::nodes(self.not_considered);
+            let _ = writeln!(text, "{label:8}  and {more} more, with which one call needs no connection");
         }
         for name in &self.misnamed {
             let _ = writeln!(text, "{label:8}  `{name}` is no address, and was ignored");

@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::common::{self, Common, Format, Role};
 use crate::failure::Failure;
-use crate::output;
+use crate::one_call::{Called, OneCall};
 use crate::table::table;
+use crate::{output, params};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -58,11 +59,16 @@ struct Method {
 }
 
 pub(crate) async fn run(args: Args, common: Common) -> Result<u8, Failure> {
-    let client = common.connect(Role::Observer).await?;
-    let timeout = args.timeout.unwrap_or(CALL_TIMEOUT);
-    common::settle(&client, timeout).await?;
-    let options = CallOptions::new().timeout(timeout).idempotent();
-    let reply = client.call_detailed(DISCOVER, &(), &options).await?;
+    let call = OneCall {
+        role: Role::Observer,
+        method: DISCOVER,
+        params: &params::read(None)?,
+        options: CallOptions::new().idempotent(),
+        timeout: args.timeout.unwrap_or(CALL_TIMEOUT),
+        needs_all: false,
+    };
+    let Called { outcome, client, .. } = call.make(&common).await?;
+    let reply = outcome?;
     let document: Document = serde_json::from_str(reply.result.get())
         .map_err(|e| Failure::other(format!("{} describes its methods in another way: {e}", reply.node)))?;
     let method = |m: MethodDocument| Method { name: m.name, idempotent: m.idempotent, summary: m.summary };

@@ -56,7 +56,7 @@ struct Listing {
 }
 
 pub(crate) async fn run(args: Args, common: Common) -> Result<u8, Failure> {
-    let client = common.connect(Role::Observer).await?;
+    let client = common.connect(Role::Observer)?;
     let timeout = args.timeout.unwrap_or(CALL_TIMEOUT);
     let settled = common::settle_within(&client, timeout, SETTLE).await;
     if !args.watch {

@@ -112,7 +112,7 @@ impl Args {
 
 pub(crate) async fn run(args: Args, common: Common) -> Result<u8, Failure> {
     let params = params::read(args.params.as_deref())?;
-    let client = common.connect(Role::Client).await?;
+    let client = common.connect(Role::Client)?;
     tokio::select! {
         settled = common::settle_within(&client, args.timeout.unwrap_or(CALL_TIMEOUT), SETTLE) => settled?,
         _ = tokio::signal::ctrl_c() => return Ok(INTERRUPTED),
