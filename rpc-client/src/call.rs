@@ -224,7 +224,7 @@ impl Inner {
             params: request.params,
             now,
             deadline: request.deadline.instant(),
-            movable: may_repeat && !alone,
+            movable: may_repeat && self.may_move(progress),
             id: None,
         };
         match exchange.await {
@@ -259,6 +259,11 @@ impl Inner {
                 ended
             }
         }
+    }
+
+    /// Whether there would be a node to move the call to. If not, it rather waits at a silent one.
+    fn may_move(&self, progress: &Progress) -> bool {
+        progress.burnt.is_empty() || self.pool.snapshot().all.len() > progress.burnt.len() + 1
     }
 
     fn may_repeat<P: ?Sized>(&self, request: &Request<'_, P>, channel: &Channel, progress: &Progress) -> bool {
@@ -363,7 +368,8 @@ impl Inner {
             return Ok(());
         }
         let retryable = snapshot.usable.iter().any(|u| !progress.burnt.contains(&u.node.id));
-        let worth_waiting = !snapshot.known || snapshot.hopeful || retryable || self.config.wait_for_node;
+        let hopeful = snapshot.all.iter().any(|l| l.hopeful && !progress.burnt.contains(&l.node.id));
+        let worth_waiting = !snapshot.known || hopeful || retryable || self.config.wait_for_node;
         if !worth_waiting {
             return Err(self.no_choice(progress, &snapshot));
         }

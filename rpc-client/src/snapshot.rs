@@ -19,8 +19,6 @@ pub(crate) struct Snapshot {
     pub(crate) usable: Vec<Arc<Usable>>,
     /// Whether a list of nodes was ever read.
     pub(crate) known: bool,
-    /// Whether some listed node may still become usable soon, without having failed before.
-    pub(crate) hopeful: bool,
     /// All nodes, usable or not, by address.
     pub(crate) all: Vec<Listed>,
 }
@@ -30,6 +28,8 @@ pub(crate) struct Listed {
     pub(crate) node: Arc<Node>,
     pub(crate) member: Member,
     pub(crate) connection: ConnectionState,
+    /// Whether a call that finds no node does well to wait for this one.
+    pub(crate) hopeful: bool,
     pub(crate) trouble: Option<Arc<str>>,
 }
 

@@ -114,6 +114,8 @@ struct State {
     keeper_at: Option<Instant>,
     /// Callers wait for room.
     crowded: bool,
+    /// While the node is silent, calls that may go to another one are given up.
+    evicting: bool,
     closed: bool,
     pings_sent: u64,
 }
@@ -137,6 +139,7 @@ impl Channel {
             liveness: Liveness::new(Instant::now(), round_trip, random),
             keeper_at: None,
             crowded: false,
+            evicting: false,
             closed: false,
             pings_sent: 0,
         };
@@ -181,6 +184,20 @@ impl Channel {
     /// The last round trip measured, of a hello or a ping.
     pub(crate) fn round_trip(&self) -> Duration {
         self.shared.state.lock().liveness.round_trip()
+    }
+
+    /// Whether calls that may run twice are given up while the node is silent. Only sensible as long as
+    /// there is another node that they can go to.
+    pub(crate) fn evict(&self, evict: bool) {
+        let mut wake = Vec::new();
+        {
+            let mut state = self.shared.state.lock();
+            state.evicting = evict && *self.shared.status.borrow() == Status::Suspect;
+            if state.evicting {
+                state.slots.fail_movable(&mut wake);
+            }
+        }
+        wake.into_iter().for_each(Waker::wake);
     }
 
     /// Gives the buffer of a reply back for the next.

@@ -58,12 +58,14 @@ fn deliver(shared: &Shared, input: &mut FrameBuffer, wake: &mut Vec<Waker>) -> R
     let busy = state.slots.waiting() > 0;
     state.liveness.received(now, busy);
     let notify = !state.out.is_empty() && shared.flush(state);
+    // Under the lock, as the keeper's opposite: what came last is what holds.
+    if *shared.status.borrow() == Status::Suspect {
+        state.evicting = false;
+        shared.set_status(Status::Open);
+    }
     drop(guard);
     if notify {
         shared.writer.notify_one();
-    }
-    if *shared.status.borrow() == Status::Suspect {
-        shared.set_status(Status::Open);
     }
     Ok(())
 }
@@ -220,9 +222,8 @@ pub(super) async fn keep(shared: Arc<Shared>) {
             shared.writer.notify_one();
         }
         match verdict {
-            Verdict::Suspect => shared.set_status(Status::Suspect),
             Verdict::Dead => return shared.close("no sign of life"),
-            Verdict::Fine | Verdict::Ping => {}
+            Verdict::Fine | Verdict::Ping | Verdict::Suspect => {}
         }
         tokio::select! {
             () = tokio::time::sleep_until(at) => {}
@@ -248,7 +249,10 @@ fn look(shared: &Shared, state: &mut State, wake: &mut Vec<Waker>) -> (Instant, 
         notify = shared.flush(state);
     }
     if verdict == Verdict::Suspect {
-        state.slots.fail_movable(wake);
+        shared.set_status(Status::Suspect);
+        if state.evicting {
+            state.slots.fail_movable(wake);
+        }
     }
     // A peer that cannot be pinged has deadlines only; look once a minute to keep the code simple.
     let check = if shared.pings { state.liveness.next_check(now) } else { now + super::liveness::IDLE_PING * 6 };

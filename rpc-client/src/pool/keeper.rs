@@ -216,11 +216,23 @@ impl Keeper {
             usable = self.usable(now, |_, entry| !entry.node.is_leaving(), &[Status::Open, Status::Suspect]);
         }
         let all = self.nodes.values().zip(&breakers).map(|(entry, breaker)| entry.listed(*breaker)).collect();
-        let hopeful = self.nodes.values().any(Entry::is_hopeful);
         self.shared.observe(&Event::Members { nodes: &usable.iter().map(|u| u.node.id).collect::<Vec<_>>() });
-        self.shared.snapshot.store(Arc::new(Snapshot { usable, known: self.known, hopeful, all }));
+        self.shared.snapshot.store(Arc::new(Snapshot { usable, known: self.known, all }));
         self.shared.published.send_modify(|count| *count += 1);
+        self.move_calls();
         wake_at
+    }
+
+    /// Calls that wait at silent nodes go elsewhere as soon as there is an elsewhere.
+    fn move_calls(&self) {
+        let suspects = self.nodes.values().flat_map(|e| e.connections.iter().map(move |c| (e.node.id, c)));
+        let suspects = suspects.filter(|(_, c)| c.status == Status::Suspect);
+        for (id, channel) in suspects.filter_map(|(id, c)| Some((id, c.channel.as_ref()?))) {
+            let snapshot = self.shared.snapshot.load();
+            let healthy = |e: &Entry| e.connections.iter().any(|c| c.channel.is_some() && c.status == Status::Open);
+            let healthy = |id| self.nodes.values().any(|e| e.node.id == id && healthy(e));
+            channel.evict(snapshot.usable.iter().any(|u| u.node.id != id && healthy(u.node.id)));
+        }
     }
 
     fn usable(
@@ -283,6 +295,12 @@ impl Entry {
         } else {
             ConnectionState::Connecting
         };
-        Listed { node: self.node.clone(), member: self.member.clone(), connection, trouble: self.trouble.clone() }
+        Listed {
+            node: self.node.clone(),
+            member: self.member.clone(),
+            connection,
+            hopeful: self.is_hopeful(),
+            trouble: self.trouble.clone(),
+        }
     }
 }
