@@ -587,9 +587,10 @@ async fn a_policy_that_finds_no_node_ends_the_call_in_time() {
         }
     }
     let node = Node::start(Server::builder().method("add", add)).await;
-    let url = format!("static:{}", node.addr);
+    let other = Node::start(Server::builder().method("add", add)).await;
+    let url = format!("static:{},{}", node.addr, other.addr);
     let client = Client::builder().policy(Box::new(Undecided)).connect(&url).await.unwrap();
-    connected(&client, 1).await;
+    connected(&client, 2).await;
     let options = CallOptions::new().timeout(Duration::from_millis(100));
     let call = tokio::spawn(async move { client.call_with::<_, i64>("add", &(1, 2), &options).await });
     let error = timeout(Duration::from_secs(5), call).await.expect("the call ends").unwrap().unwrap_err();

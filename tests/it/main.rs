@@ -4,6 +4,7 @@
 mod acceptance;
 mod call;
 mod cli;
+mod failover;
 mod protocol;
 mod readme;
 mod registry;
