@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "nothing but tests is in here")]
 
 mod acceptance;
+mod balance;
 mod call;
 mod cli;
+mod discovery;
 mod failover;
 mod protocol;
 mod readme;

@@ -4,6 +4,7 @@ pub mod binaries;
 pub mod cluster;
 pub mod conformance;
 pub mod link;
+pub mod load;
 pub mod process;
 pub mod puppet;
 pub mod raw;
