@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rpc_core::backoff::full_jitter;
+use rpc_core::load::method_hash;
 use rpc_core::protocol::{self, code};
 use rpc_core::wire::{EncodeError, RequestMeta, exact_result};
 use rpc_core::{Attempt, Deadline, Error, ErrorKind, RpcError};
@@ -20,7 +21,7 @@ use crate::balance::{Event, NodeId};
 use crate::channel::{Answer, Channel, Exchange, ExchangeError, Failure};
 use crate::client::Inner;
 use crate::node::Outcome;
-use crate::pool::{Choice, Chosen, Probes};
+use crate::pool::{Asked, Choice, Chosen, Probes};
 use crate::snapshot::{Snapshot, Usable};
 
 /// Repetitions of a call that may have been started already, if that does no harm.
@@ -153,12 +154,12 @@ impl Inner {
         let timeout = options.timeout.unwrap_or(self.config.call_timeout);
         let deadline = Deadline::after(started, timeout);
         let request = Request { method, params, options, timeout, deadline };
-        let key = options.key.as_deref().map(hash);
+        let asked = Asked { method: method_hash(method), key: options.key.as_deref().map(hash) };
         self.budget.call();
         let mut progress = Progress::default();
         let mut now = started;
         loop {
-            let choice = match self.pool.choose(now, key, &progress.tried, progress.probed) {
+            let choice = match self.pool.choose(now, asked, &progress.tried, progress.probed) {
                 Chosen::Node(choice) => choice,
                 Chosen::Probe(probes) => {
                     self.probe(&mut progress, probes, deadline).await;
@@ -423,10 +424,11 @@ impl Inner {
         let deadline = Deadline::after(Instant::now(), timeout);
         let options = CallOptions::default();
         let request = Request { method, params, options: &options, timeout, deadline };
+        let asked = Asked { method: method_hash(method), key: None };
         let mut progress = Progress::default();
         loop {
             let now = Instant::now();
-            let choice = match self.pool.choose(now, None, &progress.tried, progress.probed) {
+            let choice = match self.pool.choose(now, asked, &progress.tried, progress.probed) {
                 Chosen::Node(choice) => choice,
                 Chosen::Probe(probes) => {
                     self.probe(&mut progress, probes, deadline).await;

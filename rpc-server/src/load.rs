@@ -18,14 +18,16 @@ impl Load {
         Self(Mutex::new(LoadMeter::new(concurrency, Instant::now())))
     }
 
-    pub(crate) fn report(&self) -> LoadReport {
-        self.0.lock().report(Instant::now())
+    /// The load, and how long the method takes.
+    pub(crate) fn report(&self, method: u32) -> LoadReport {
+        self.0.lock().report(Instant::now(), method)
     }
 
     /// Counts requests whose handlers were ready at once, all of one read together: timing each
     /// would cost more than most of them take.
-    pub(crate) fn answered_at_once(&self, now: Instant, count: u32, took: Duration, failed: u32) {
-        self.0.lock().answered_at_once(now, count, took, failed);
+    pub(crate) fn answered_at_once(&self, now: Instant, tally: &Tally, took: Duration) {
+        let count = tally.answered + tally.failed;
+        self.0.lock().answered_at_once(now, tally.method, count, took, tally.failed);
     }
 }
 
@@ -48,6 +50,8 @@ pub(crate) enum Account {
 pub(crate) struct Tally {
     pub(crate) answered: u32,
     pub(crate) failed: u32,
+    /// The latest one's method, which stands for all: they are the shortest of calls.
+    pub(crate) method: u32,
     /// The report for the first answer of the next write: all answers of a write leave together, so
     /// one report says it for all.
     pub(crate) report: Option<LoadText>,
@@ -58,14 +62,15 @@ pub(crate) struct Tally {
 pub(crate) struct Running {
     load: Arc<Load>,
     begun: Option<Begun>,
+    method: u32,
     /// The caller wants reports.
     reports: bool,
 }
 
 impl Running {
-    pub(crate) fn begin(load: &Arc<Load>, now: Instant, reports: bool) -> Self {
-        let begun = load.0.lock().begin(now);
-        Self { load: load.clone(), begun: Some(begun), reports }
+    pub(crate) fn begin(load: &Arc<Load>, now: Instant, method: u32, reports: bool) -> Self {
+        let begun = load.0.lock().begin(now, method);
+        Self { load: load.clone(), begun: Some(begun), method, reports }
     }
 
     fn end(&mut self, finish: Finish) -> Option<LoadText> {
@@ -73,7 +78,7 @@ impl Running {
         let now = Instant::now();
         let mut meter = self.load.0.lock();
         meter.finish(begun, now, finish);
-        self.reports.then(|| LoadText::new(&meter.report(now)))
+        self.reports.then(|| LoadText::new(&meter.report(now, self.method)))
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rpc_core::load::CONCURRENCY_PER_PERMIT;
+use rpc_core::load::{CONCURRENCY_PER_PERMIT, method_hash};
 use rpc_core::protocol::{self, MESSAGE_BYTES_CEILING, MESSAGE_BYTES_MAX, code};
 use rpc_core::registry::{Registration, RegistrationStatus, Registry, RegistryUrl, Target};
 use rpc_core::wire::{Id, LoadText, Request};
@@ -314,7 +314,7 @@ impl Shared {
             return Err(RpcError::new(code::DEADLINE_EXCEEDED, "the caller's time was over on arrival"));
         }
         if let Some(bound) = call.request.meta.bound_us
-            && self.load.report().expected_us() > bound as f64
+            && self.load.report(method_hash(&call.request.method)).expected_us() > bound as f64
         {
             return Err(RpcError::new(code::REFUSED, "the server is more loaded than the caller wants"));
         }
@@ -341,15 +341,23 @@ impl Shared {
     pub(crate) fn reserved(&self, request: &Request<'_>) -> Result<serde_json::Value, RpcError> {
         match &*request.method {
             protocol::PING => Ok(serde_json::Value::Null),
-            protocol::PROBE => Ok(self.probe()),
+            protocol::PROBE => {
+                let load = self.probe(request)?;
+                Ok(serde_json::from_slice(load.as_bytes()).expect("an array of numbers is JSON"))
+            }
             protocol::DISCOVER => Ok(discover::document(&self.title, self.router.sorted())),
             other => Err(RpcError::new(code::METHOD_NOT_FOUND, format!("no method `{other}`"))),
         }
     }
 
-    fn probe(&self) -> serde_json::Value {
-        let text = LoadText::new(&self.load.report());
-        serde_json::from_slice(text.as_bytes()).expect("an array of numbers is JSON")
+    /// The load, and how long the method takes whose hash is the param.
+    pub(crate) fn probe(&self, request: &Request<'_>) -> Result<LoadText, RpcError> {
+        let (method,) = match request.params {
+            None => (0,),
+            Some(params) => serde_json::from_slice(params)
+                .map_err(|e| RpcError::invalid_params(format!("{}: {e}", protocol::PROBE)))?,
+        };
+        Ok(LoadText::new(&self.load.report(method)))
     }
 
     pub(crate) fn idempotent(&self) -> Vec<&str> {

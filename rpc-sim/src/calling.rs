@@ -40,7 +40,8 @@ impl Simulation<'_> {
                 now_nanos: self.now,
                 reports: self.scenario.reports,
             };
-            let pick = Pick { key: None, now, seed, excluded: &call.excluded, probed: call.probed };
+            let pick =
+                Pick { method: hash(call.method), key: None, now, seed, excluded: &call.excluded, probed: call.probed };
             match policy.decide(&view, &pick) {
                 Decision::Send { index, bound } => {
                     let server = client.usable[index];
@@ -52,9 +53,9 @@ impl Simulation<'_> {
                     call.awaited = wait_for as u32;
                     call.outstanding = if wait_for == 0 { 0 } else { indices.len() as u32 };
                     let servers: Vec<u32> = indices.into_iter().map(|index| client.usable[index]).collect();
-                    let (client, generation) = (call.client, call.client_generation);
+                    let asked = (call.method, call.client, call.client_generation);
                     let waits = (wait_for > 0).then_some(key);
-                    servers.into_iter().for_each(|server| self.probe(waits, client, generation, server));
+                    servers.into_iter().for_each(|server| self.probe(waits, asked, server));
                     if wait_for > 0 {
                         return;
                     }
@@ -75,6 +76,7 @@ impl Simulation<'_> {
             client_generation: call.client_generation,
             server,
             sent: self.now,
+            method: call.method,
             work_ms: call.work_ms,
             bound,
             admission,
@@ -89,9 +91,11 @@ impl Simulation<'_> {
         self.agenda.add(arrives, Happening::Arrival { attempt });
     }
 
-    fn probe(&mut self, call: Option<Key>, client: u32, client_generation: u32, server: u32) {
+    fn probe(&mut self, call: Option<Key>, asked: (usize, u32, u32), server: u32) {
+        let (method, client, client_generation) = asked;
         self.outcome.probes += u64::from(self.is_counted());
-        let probe = self.probes.insert(Probe { call, client, client_generation, server, sent: self.now, report: None });
+        let probe =
+            self.probes.insert(Probe { call, client, client_generation, server, sent: self.now, method, report: None });
         let arrives = self.now + self.way();
         self.agenda.add(arrives, Happening::ProbeArrival { probe });
         self.agenda.add(self.now + PROBE_TIMEOUT, Happening::ProbeSilence { probe });
@@ -189,4 +193,9 @@ impl Simulation<'_> {
         client.learn(server, now, latency, ok, attempt.admission, self.scenario.breaker);
         client.observe(&Event::Reply { node, now, latency, ok, report: attempt.report });
     }
+}
+
+/// What a client takes for the hash of a method's name.
+pub(crate) fn hash(method: usize) -> u32 {
+    method as u32 + 1
 }

@@ -262,6 +262,9 @@ impl Scenario {
             self.load.utilization.is_some() != self.load.calls_per_s.is_some(),
             "load needs either utilization or calls_per_s"
         );
+        if let Work::Mix { of } = &self.work {
+            ensure!(of.iter().all(|m| m.share > 0.0), "every method of a mix needs a share");
+        }
         ensure!(self.work.mean_ms() > 0.0, "work must have a positive mean");
         ensure!(self.calls_per_s() > 0.0, "there must be calls");
         if let Some(antagonists) = &self.antagonists {

@@ -3,6 +3,7 @@
 use rpc_core::load::Finish;
 
 use crate::agenda::Happening;
+use crate::calling::hash;
 use crate::simulation::{AttemptResult, Simulation};
 use crate::slab::Key;
 
@@ -16,11 +17,11 @@ impl Simulation<'_> {
             return server.held_up.push(index);
         }
         if let Some(bound) = attempt.bound
-            && server.meter.report(now).expected_us() > bound
+            && server.meter.report(now, hash(attempt.method)).expected_us() > bound
         {
             return self.answer(index, AttemptResult::Refused);
         }
-        attempt.begun = Some(server.meter.begin(now));
+        attempt.begun = Some(server.meter.begin(now, hash(attempt.method)));
         if let Some(after) = server.fails_after {
             self.agenda.add(self.now + after, Happening::Failure { attempt: index });
             return;
@@ -57,7 +58,7 @@ impl Simulation<'_> {
         let server = &mut self.servers[attempt.server as usize];
         server.assigned -= 1;
         attempt.result = result;
-        attempt.report = self.scenario.reports.then(|| server.meter.report(now));
+        attempt.report = self.scenario.reports.then(|| server.meter.report(now, hash(attempt.method)));
         let arrives = self.now + self.way();
         self.agenda.add(arrives, Happening::Reply { attempt: index });
     }
@@ -79,7 +80,7 @@ impl Simulation<'_> {
         if server.is_frozen() || !server.present || !self.scenario.reports {
             return;
         }
-        probe.report = Some(server.meter.report(now));
+        probe.report = Some(server.meter.report(now, hash(probe.method)));
         let arrives = self.now + self.way();
         self.agenda.add(arrives, Happening::ProbeAnswer { probe: key });
     }

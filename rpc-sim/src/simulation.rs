@@ -47,6 +47,8 @@ pub(crate) struct Call {
     pub(crate) client: u32,
     pub(crate) client_generation: u32,
     pub(crate) began: Nanos,
+    /// Place of its method in the mix.
+    pub(crate) method: usize,
     pub(crate) work_ms: f64,
     pub(crate) excluded: Vec<NodeId>,
     pub(crate) probed: u32,
@@ -66,6 +68,7 @@ pub(crate) struct Attempt {
     pub(crate) client_generation: u32,
     pub(crate) server: u32,
     pub(crate) sent: Nanos,
+    pub(crate) method: usize,
     pub(crate) work_ms: f64,
     pub(crate) bound: Option<f64>,
     pub(crate) admission: Admission,
@@ -91,6 +94,7 @@ pub(crate) struct Probe {
     pub(crate) client_generation: u32,
     pub(crate) server: u32,
     pub(crate) sent: Nanos,
+    pub(crate) method: usize,
     pub(crate) report: Option<LoadReport>,
 }
 
@@ -184,7 +188,7 @@ impl<'a> Simulation<'a> {
         let wait = (gap * exponential(&mut self.clients[index as usize].arrivals)) as Nanos;
         self.agenda.add(self.now + wait.max(1), Happening::Call { client: index });
         let client = &mut self.clients[index as usize];
-        let work_ms = self.scenario.work.draw(&mut client.arrivals);
+        let (method, work_ms) = self.scenario.work.draw_request(&mut client.arrivals);
         let thinned = client.arrivals.unit();
         if self.scenario.load.bursts.as_ref().is_some_and(|b| {
             let into_s = (self.now as f64 / 1e9) % b.every_s;
@@ -204,6 +208,7 @@ impl<'a> Simulation<'a> {
             client: index,
             client_generation: client.generation,
             began: self.now,
+            method,
             work_ms,
             excluded: Vec::new(),
             probed: 0,

@@ -50,8 +50,20 @@ pub struct Method {
 }
 
 impl Work {
-    /// Draws the work of one request, in milliseconds.
-    pub fn draw(&self, random: &mut Random) -> f64 {
+    /// Draws a request: the place of its method in a mix (0 if there is none), and its work in
+    /// milliseconds.
+    pub fn draw_request(&self, random: &mut Random) -> (usize, f64) {
+        let Self::Mix { of } = self else { return (0, self.draw(random)) };
+        let mut left = random.unit() * of.iter().map(|m| m.share).sum::<f64>();
+        let drawn = of.iter().position(|method| {
+            left -= method.share;
+            left < 0.0
+        });
+        let method = drawn.unwrap_or(of.len().saturating_sub(1));
+        (method, of.get(method).map_or(0.0, |m| m.work.draw(random)))
+    }
+
+    fn draw(&self, random: &mut Random) -> f64 {
         match self {
             Self::Constant { ms } => *ms,
             Self::Normal { mean_ms, deviation_ms } => loop {
@@ -62,14 +74,7 @@ impl Work {
             },
             Self::Exponential { mean_ms } => mean_ms * exponential(random),
             Self::Lognormal { mean_ms, sigma } => mean_ms * (sigma * normal(random) - 0.5 * sigma * sigma).exp(),
-            Self::Mix { of } => {
-                let mut left = random.unit() * of.iter().map(|m| m.share).sum::<f64>();
-                let drawn = of.iter().find(|method| {
-                    left -= method.share;
-                    left < 0.0
-                });
-                drawn.or(of.last()).map_or(0.0, |method| method.work.draw(random))
-            }
+            Self::Mix { .. } => self.draw_request(random).1,
         }
     }
 

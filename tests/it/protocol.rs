@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use rpc_client::Client;
+use rpc_core::load::method_hash;
 use rpc_core::protocol::{self, ERROR_CODES, code, feature};
 use rpc_core::wire::{
     Frame, FrameBuffer, Id, Incoming, LoadText, Request, RequestMeta, Response, parse, parse_any, parse_element,
@@ -74,12 +75,21 @@ fn messages_are_written_as_the_golden_files_have_them() {
     written("goaway", |out| put_notification(out, protocol::GOAWAY, &goaway, LIMIT).unwrap());
     let id = Id::Number(1024);
     written("result", |out| put_result(out, &id, None, &json!({"text": "hi"}), LIMIT).unwrap());
-    let report = LoadReport { in_flight: 3, service_us: 850.0, concurrency: 2.0, errors: 0.0, latency_us: 910.0 };
+    let report = LoadReport {
+        method: method_hash("echo"),
+        in_flight: 3,
+        service_us: 850.0,
+        concurrency: 2.0,
+        errors: 0.0,
+        latency_us: 910.0,
+    };
     let text = LoadText::new(&report);
     let load = Some(text.as_bytes());
     written("result_load", |out| put_result(out, &id, load, &json!({"text": "hi"}), LIMIT).unwrap());
     let numbers: serde_json::Value = serde_json::from_slice(text.as_bytes()).unwrap();
-    written("probe", |out| put_request(out, 3, protocol::PROBE, &Default::default(), &(), LIMIT).unwrap());
+    written("probe", |out| {
+        put_request(out, 3, protocol::PROBE, &Default::default(), &[method_hash("echo")], LIMIT).unwrap()
+    });
     written("probe_answer", |out| put_result(out, &Id::Number(3), None, &numbers, LIMIT).unwrap());
     written("ping_answer", |out| put_result(out, &Id::Number(1), None, &(), LIMIT).unwrap());
     written("error", |out| {
@@ -152,7 +162,10 @@ fn golden_answers_are_read_as_they_are_meant() {
         assert_eq!((got.id, got.body, got.meta), (Some(1024), Ok(&br#"{"text":"hi"}"#[..]), None));
         let text = message("result_load");
         let got = response(&text, read);
-        assert_eq!((got.body, got.meta), (Ok(&br#"{"text":"hi"}"#[..]), Some(&br#"{"load":[3,850,200,0,910]}"#[..])));
+        assert_eq!(
+            (got.body, got.meta),
+            (Ok(&br#"{"text":"hi"}"#[..]), Some(&br#"{"load":[3,850,200,0,910,3567113348]}"#[..]))
+        );
         assert_eq!(response(&message("ping_answer"), read).body, Ok(&b"null"[..]));
         for (name, expected) in [("error", code::INVALID_PARAMS), ("too_large", code::TOO_LARGE)] {
             let text = message(name);

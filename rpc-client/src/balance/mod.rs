@@ -139,6 +139,9 @@ pub struct NodeId(pub u64);
 /// What a pick is about.
 #[derive(Clone, Copy, Debug)]
 pub struct Pick<'a> {
+    /// The called method, as [`rpc_core::load::method_hash`] has it: load reports tell how long *it*
+    /// takes.
+    pub method: u32,
     /// The caller's key, hashed; equal keys want the same node.
     pub key: Option<u64>,
     /// The time.
@@ -206,7 +209,7 @@ pub enum Decision {
         /// The bound, in microseconds.
         bound: Option<f64>,
     },
-    /// Probe these nodes, wait for `wait_for` of the answers (or until no more can come), then
+    /// Probe these nodes about the called method, wait for `wait_for` of the answers (or until no more can come), then
     /// ask again with [`Pick::probed`] one higher.
     Probe {
         /// Indices in the view.

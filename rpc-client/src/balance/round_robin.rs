@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn clients_that_start_together_begin_anywhere() {
         let first = |seed| {
-            let pick = Pick { key: None, now: tokio::time::Instant::now(), seed, excluded: &[], probed: 0 };
+            let pick = Pick { method: 1, key: None, now: tokio::time::Instant::now(), seed, excluded: &[], probed: 0 };
             RoundRobin::new().pick(&view_of(&[1, 2, 3, 4]), &pick).unwrap()
         };
         let starts: std::collections::HashSet<usize> = (0..50).map(first).collect();

@@ -46,14 +46,14 @@ pub(super) fn ids(nodes: &[u64]) -> Vec<NodeId> {
 }
 
 pub(super) fn pick_id(policy: &mut dyn Policy, view: &Nodes, excluded: &[NodeId]) -> Option<u64> {
-    let pick = Pick { key: None, now: Instant::now(), seed: 1, excluded, probed: 0 };
+    let pick = Pick { method: 1, key: None, now: Instant::now(), seed: 1, excluded, probed: 0 };
     policy.pick(view, &pick).map(|index| view.0[index].id.0)
 }
 
 /// The share of `count` picks that chose a node for which `wanted` holds.
 pub(super) fn share(policy: &mut dyn Policy, view: &Nodes, count: u64, wanted: impl Fn(u64) -> bool) -> f64 {
     let hit = |seed| {
-        let pick = Pick { key: None, now: Instant::now(), seed, excluded: &[], probed: 0 };
+        let pick = Pick { method: 1, key: None, now: Instant::now(), seed, excluded: &[], probed: 0 };
         wanted(view.0[policy.pick(view, &pick).expect("no node is excluded")].id.0)
     };
     (0..count).map(hit).filter(|&hit| hit).count() as f64 / count as f64
@@ -72,8 +72,9 @@ fn any_count() -> impl Strategy<Value = u32> {
 }
 
 fn any_report() -> impl Strategy<Value = LoadReport> {
-    (any_count(), any_time_us(), any_time_us(), any_share(), any_time_us()).prop_map(
-        |(in_flight, service_us, concurrency, errors, latency_us)| LoadReport {
+    (0u32..100, any_count(), any_time_us(), any_time_us(), any_share(), any_time_us()).prop_map(
+        |(method, in_flight, service_us, concurrency, errors, latency_us)| LoadReport {
+            method,
             in_flight,
             service_us,
             concurrency,
@@ -193,7 +194,7 @@ proptest! {
                             // A call does not get to try a thousand nodes.
                             every => view.0.iter().step_by(*every).map(|n| n.id).take(20).collect(),
                         };
-                        let pick = Pick { key: None, now, seed: *seed, excluded: &excluded, probed: 0 };
+                        let pick = Pick { method: 1, key: None, now, seed: *seed, excluded: &excluded, probed: 0 };
                         let copy = policy.copy();
                         let sent = decide(policy.as_mut(), &view, &pick);
                         if let Some(mut copy) = copy {

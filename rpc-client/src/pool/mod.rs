@@ -54,6 +54,15 @@ pub(crate) enum Chosen {
     None,
 }
 
+/// What a call asks for, as far as the choice of a node depends on it.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Asked {
+    /// The method, hashed.
+    pub(crate) method: u32,
+    /// The key, hashed.
+    pub(crate) key: Option<u64>,
+}
+
 /// The node chosen for a call.
 pub(crate) struct Choice {
     pub(crate) usable: Arc<Usable>,
@@ -113,10 +122,11 @@ impl Pool {
 
     /// Chooses a node for a call that has tried `tried` already, and probed `probed` times since.
     #[inline]
-    pub(crate) fn choose(&self, now: Instant, key: Option<u64>, tried: &[NodeId], probed: u32) -> Chosen {
+    pub(crate) fn choose(&self, now: Instant, asked: Asked, tried: &[NodeId], probed: u32) -> Chosen {
+        let Asked { method, key } = asked;
         let snapshot = self.shared.snapshot.load();
         let view = SnapshotView { usable: &snapshot.usable, now };
-        let pick = Pick { key, now, seed: self.shared.seed(), excluded: tried, probed };
+        let pick = Pick { method, key, now, seed: self.shared.seed(), excluded: tried, probed };
         let decision = self.shared.policy.lock().decide(&view, &pick);
         match decision {
             Decision::Send { index, bound } => {
@@ -125,7 +135,7 @@ impl Pool {
             }
             Decision::Probe { indices, wait_for } if probed < probe::ROUNDS_MAX => {
                 let targets = indices.into_iter().map(|index| snapshot.usable[index].clone()).collect();
-                Chosen::Probe(Probes { targets, wait_for })
+                Chosen::Probe(Probes { targets, method, wait_for })
             }
             Decision::Probe { .. } | Decision::NoNode => Chosen::None,
         }

@@ -28,6 +28,8 @@ pub(super) const ROUNDS_MAX: u32 = 4;
 /// Probes to be sent, as a policy decided.
 pub(crate) struct Probes {
     pub(super) targets: Vec<Arc<Usable>>,
+    /// What the reports are to be about.
+    pub(super) method: u32,
     pub(super) wait_for: usize,
 }
 
@@ -43,7 +45,7 @@ impl Shared {
             let (shared, progress) = (self.clone(), progress.clone());
             // Bounded by its patience, so nobody needs to end it.
             tokio::spawn(async move {
-                let answered = shared.probe_one(&target).await;
+                let answered = shared.probe_one(&target, probes.method).await;
                 progress.end(answered, wait_for, total);
             });
         }
@@ -54,7 +56,7 @@ impl Shared {
     }
 
     /// `true` if the node answered.
-    async fn probe_one(&self, target: &Usable) -> bool {
+    async fn probe_one(&self, target: &Usable, method: u32) -> bool {
         if self.probing.fetch_add(1, Ordering::Relaxed) >= PROBES_MAX {
             self.probing.fetch_sub(1, Ordering::Relaxed);
             return false;
@@ -65,7 +67,7 @@ impl Shared {
             channel,
             method: protocol::PROBE,
             meta: RequestMeta::default(),
-            params: &(),
+            params: &[method],
             now: sent,
             deadline: sent + PATIENCE_MIN.max(channel.round_trip() * 4),
             movable: false,

@@ -3,13 +3,17 @@
 use crate::LoadReport;
 
 /// Numbers in a report.
-const NUMBERS: usize = 5;
+const NUMBERS: usize = 6;
 
-/// Longest text of a report: five numbers of up to twenty digits.
+/// Numbers in a report that must be there: older servers did not name the method.
+const NUMBERS_MIN: usize = 5;
+
+/// Longest text of a report: so many numbers of up to twenty digits.
 const TEXT_MAX: usize = 2 + NUMBERS * 21;
 
 /// A report as JSON text: calls in flight, idle response time in us, concurrency in hundredths,
-/// failures in thousandths, recent response time in us. It takes no allocation.
+/// failures in thousandths, recent response time in us, method as
+/// [`method_hash`](crate::load::method_hash) has it. It takes no allocation.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadText {
     bytes: [u8; TEXT_MAX],
@@ -25,6 +29,7 @@ impl LoadText {
             (report.concurrency * 100.0).round() as u64,
             (report.errors * 1000.0).round() as u64,
             report.latency_us.ceil() as u64,
+            u64::from(report.method),
         ];
         let mut text = Self { bytes: [0; TEXT_MAX], len: 0 };
         let mut digits = itoa::Buffer::new();
@@ -53,15 +58,19 @@ pub fn parse_load(text: &[u8]) -> Option<LoadReport> {
     let inner = text.trim_ascii().strip_prefix(b"[")?.strip_suffix(b"]")?;
     let mut numbers = [0u64; NUMBERS];
     let mut fields = inner.split(|b| *b == b',');
-    for number in &mut numbers {
-        *number = std::str::from_utf8(fields.next()?).ok()?.trim().parse().ok()?;
+    for (place, number) in numbers.iter_mut().enumerate() {
+        match fields.next() {
+            Some(field) => *number = std::str::from_utf8(field).ok()?.trim().parse().ok()?,
+            None if place >= NUMBERS_MIN => {}
+            None => return None,
+        }
     }
-    let [in_flight, service_us, concurrency, errors, latency_us] = numbers;
+    let [in_flight, service_us, concurrency, errors, latency_us, method] = numbers;
     Some(LoadReport {
+        method: u32::try_from(method).unwrap_or(0),
         in_flight: u32::try_from(in_flight).unwrap_or(u32::MAX),
         service_us: service_us as f64,
         concurrency: (concurrency as f64 / 100.0).max(0.01),
-
         errors: (errors as f64 / 1000.0).min(1.0),
         latency_us: latency_us as f64,
     })
@@ -89,15 +98,37 @@ mod tests {
 
     #[test]
     fn a_report_survives_the_wire() {
-        let report = LoadReport { in_flight: 7, service_us: 1234.0, concurrency: 2.5, errors: 0.125, latency_us: 99.0 };
+        let report = LoadReport {
+            method: 6,
+            in_flight: 7,
+            service_us: 1234.0,
+            concurrency: 2.5,
+            errors: 0.125,
+            latency_us: 99.0,
+        };
         let text = LoadText::new(&report);
-        assert_eq!(text.as_bytes(), b"[7,1234,250,125,99]");
+        assert_eq!(text.as_bytes(), b"[7,1234,250,125,99,6]");
         assert_eq!(parse_load(text.as_bytes()), Some(report));
-        let largest =
-            LoadReport { in_flight: u32::MAX, service_us: 1e300, concurrency: 1e300, errors: 1.0, latency_us: 1e300 };
+        let largest = LoadReport {
+            method: u32::MAX,
+            in_flight: u32::MAX,
+            service_us: 1e300,
+            concurrency: 1e300,
+            errors: 1.0,
+            latency_us: 1e300,
+        };
         assert!(parse_load(LoadText::new(&largest).as_bytes()).is_some());
-        assert_eq!(load_in_meta(b"{\"load\":[7,1234,250,125,99]}"), Some(report));
-        assert_eq!(load_in_meta(b"{ \"x\": 1, \"load\": [7, 1234, 250, 125, 99, 5] }"), Some(report));
+        assert_eq!(load_in_meta(b"{\"load\":[7,1234,250,125,99,6]}"), Some(report));
+        assert_eq!(load_in_meta(b"{ \"x\": 1, \"load\": [7, 1234, 250, 125, 99, 6, 5] }"), Some(report));
+    }
+
+    #[test]
+    fn a_report_may_be_longer_or_lack_the_method() {
+        let report = parse_load(b"[7,1234,250,125,99]").unwrap();
+        assert_eq!((report.in_flight, report.service_us, report.method), (7, 1234.0, 0));
+        assert_eq!(parse_load(b"[7,1234,250,125]"), None);
+        assert_eq!(parse_load(b"[7,1234,250,125,99,x]"), None);
+        assert!(parse_load(b"[7,1234,250,125,99,6,1,\"x\"]").is_some());
     }
 
     proptest! {

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use rpc_core::RpcError;
+use rpc_core::load::method_hash;
 use rpc_core::protocol::{self, LENGTH_BYTES, code};
 use rpc_core::wire::{Id, Incoming, begin_frame, end_frame, parse_element, put_error};
 use serde_json::value::RawValue;
@@ -74,7 +75,7 @@ fn element(
         match shared.start(&Call { request: &request, peer, received: now }, draining) {
             Ok(started) => {
                 invocation = Some(started);
-                account = Account::Running(Running::begin(&shared.load, now, false));
+                account = Account::Running(Running::begin(&shared.load, now, method_hash(&request.method), false));
             }
             Err(error) => reply.error(&error),
         }

@@ -200,7 +200,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
         if self.wants_load
             && let Account::AtOnce(tally) = &mut self.at_once
         {
-            tally.report = Some(LoadText::new(&self.shared.load.report()));
+            tally.report = Some(LoadText::new(&self.shared.load.report(tally.method)));
         }
         Instant::now()
     }
@@ -212,8 +212,8 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
         {
             let now = Instant::now();
             let took = now.saturating_duration_since(received);
-            self.shared.load.answered_at_once(now, tally.answered + tally.failed, took, tally.failed);
-            *tally = Tally::default();
+            self.shared.load.answered_at_once(now, tally, took);
+            *tally = Tally { method: tally.method, ..Tally::default() };
         }
     }
 

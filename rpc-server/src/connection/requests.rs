@@ -3,6 +3,7 @@
 use std::task::{Context, Waker};
 
 use rpc_core::RpcError;
+use rpc_core::load::method_hash;
 use rpc_core::protocol::{self, PROTOCOL_VERSION, code, feature};
 use rpc_core::wire::{Id, Incoming, LoadText, Request, parse, parse_any, peek_id, put_error, put_request};
 use serde::Deserialize;
@@ -62,6 +63,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
         let call = Call { request, peer: self.peer, received: now };
         let started = self.shared.start(&call, self.leaving);
         let limit = self.limit();
+        let method = method_hash(&request.method);
         let mut reply = Reply { out: &mut self.out, id: request.id.as_ref(), limit, account: &mut self.at_once };
         let mut invocation = match started {
             Ok(invocation) => invocation,
@@ -73,8 +75,10 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
         let mut cx = Context::from_waker(Waker::noop());
         if poll_caught(&mut invocation, &mut cx, &mut reply).is_pending() {
             let id = request.id.clone().map(Id::into_owned);
-            let account = Account::Running(Running::begin(&self.shared.load, now, self.wants_load));
+            let account = Account::Running(Running::begin(&self.shared.load, now, method, self.wants_load));
             self.pending.push(id, call.deadline(), invocation, account);
+        } else if let Account::AtOnce(tally) = &mut self.at_once {
+            tally.method = method;
         }
     }
 
@@ -104,11 +108,14 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
                 self.answer(request, Ok(serde_json::Value::Null));
             }
             protocol::PROBE => {
-                let load = LoadText::new(&self.shared.load.report());
-                let load = serde_json::from_slice::<&RawValue>(load.as_bytes()).expect("an array of numbers is JSON");
+                let load = self.shared.probe(request);
+                let load = load.as_ref().map(|load| {
+                    serde_json::from_slice::<&RawValue>(load.as_bytes()).expect("an array of numbers is JSON")
+                });
                 let limit = self.limit();
                 let mut account = Account::None;
-                Reply { out: &mut self.out, id: request.id.as_ref(), limit, account: &mut account }.result(&load);
+                Reply { out: &mut self.out, id: request.id.as_ref(), limit, account: &mut account }
+                    .outcome(load.map_err(Clone::clone));
             }
             protocol::HELLO => {
                 let answer = self.hello(request);
@@ -157,7 +164,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
         let limit = self.limit();
         let mut account = match &answer {
             Err(error) if error.code == code::REFUSED && self.wants_load => {
-                Account::Refused(LoadText::new(&self.shared.load.report()))
+                Account::Refused(LoadText::new(&self.shared.load.report(method_hash(&request.method))))
             }
             _ => Account::None,
         };

@@ -2,6 +2,7 @@
 
 mod reports;
 mod settings;
+mod usual;
 
 use std::time::Duration;
 

@@ -6,6 +6,7 @@ use rpc_core::load::{LoadReport, expected_us};
 use tokio::time::Instant;
 
 use super::FastestSettings;
+use super::usual::{Method, Usual};
 use crate::balance::places::Places;
 use crate::balance::{NodeId, Pick, Random, View};
 
@@ -28,8 +29,7 @@ const SERVICE_US_MAX: f64 = 1e12;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reports {
     entries: Vec<Entry>,
-    /// Mean logarithm of the idle time in microseconds.
-    ln_service: Option<f64>,
+    usual: Usual,
     /// Mean expected time, in microseconds.
     pub(super) expected_us: Option<f64>,
 }
@@ -38,6 +38,8 @@ pub(super) struct Reports {
 struct Entry {
     node: NodeId,
     report: LoadReport,
+    /// How long which method takes there.
+    service: Option<(Method, f64)>,
     at: Instant,
     /// Calls sent there since.
     sent: f64,
@@ -87,16 +89,18 @@ impl Reports {
     pub(super) fn add(&mut self, node: NodeId, report: &LoadReport, at: Instant) {
         let report = sane(report);
         let in_flight = f64::from(report.in_flight);
+        let mut service = None;
         if report.service_us > 0.0 {
-            let ln = report.service_us.ln();
-            self.ln_service = Some(self.ln_service.map_or(ln, |mean| mean + FLEET_GAIN * (ln - mean)));
+            service = Some((self.usual.learn(report.method, report.service_us), report.service_us));
             let us = report.expected_us().min(SERVICE_US_MAX);
             self.expected_us = Some(self.expected_us.map_or(us, |mean| mean + FLEET_GAIN * (us - mean)));
         }
-        let fresh = Entry { node, report, at, sent: 0.0, mean_in_flight: in_flight, seen: None };
+        let fresh = Entry { node, report, service, at, sent: 0.0, mean_in_flight: in_flight, seen: None };
         if let Some(entry) = self.entries.iter_mut().find(|e| e.node == node) {
             let mean_in_flight = entry.mean_in_flight + IN_FLIGHT_GAIN * (in_flight - entry.mean_in_flight);
-            *entry = Entry { mean_in_flight, ..fresh };
+            // It may have answered other methods only.
+            let service = service.or(entry.service);
+            *entry = Entry { mean_in_flight, service, ..fresh };
         } else if self.entries.len() < REPORTS_MAX {
             self.entries.push(fresh);
         } else if let Some(oldest) = self.entries.iter_mut().min_by_key(|e| e.at) {
@@ -144,7 +148,9 @@ impl Reports {
         settings: &FastestSettings,
     ) -> Best {
         self.entries.retain(|e| pick.now.saturating_duration_since(e.at) <= AGE_MAX);
-        let usual_us = self.ln_service.map_or(1.0, f64::exp);
+        // Of a node that has answered nothing yet nothing else is known.
+        let usual_us = self.usual.of(pick.method).unwrap_or(1.0);
+        let usual = &self.usual;
         let mut scored = [None; REPORTS_MAX];
         let mut best = Best::default();
         for (entry, scored) in self.entries.iter_mut().zip(&mut scored) {
@@ -152,7 +158,8 @@ impl Reports {
                 continue;
             }
             let Some(seen) = entry.look(view, places) else { continue };
-            *scored = Some(entry.score(seen, pick.now, usual_us, settings));
+            let idle_us = entry.service.map_or(usual_us, |(method, us)| usual.convert(pick.method, method, us));
+            *scored = Some(entry.score(seen, pick.now, idle_us, settings));
             best.consider(*scored);
         }
         let Some(first) = best.first else { return best };
@@ -185,10 +192,7 @@ impl Entry {
         self.seen
     }
 
-    fn score(&self, seen: Seen, now: Instant, usual_us: f64, settings: &FastestSettings) -> Scored {
-        // A node that has answered nothing yet is taken for an average one.
-        let known = self.report.service_us > 0.0;
-        let idle_us = if known { self.report.service_us } else { usual_us };
+    fn score(&self, seen: Seen, now: Instant, idle_us: f64, settings: &FastestSettings) -> Scored {
         let age_us = now.saturating_duration_since(self.at).as_secs_f64() * 1e6;
         let kept = (-age_us / (settings.fade * idle_us)).exp();
         let in_flight =

@@ -4,10 +4,11 @@ use super::*;
 use crate::balance::LoadReport;
 use crate::balance::testing::{Nodes, pick_id, share, view_of};
 
+const METHOD: u32 = 7;
 const RTT: Duration = Duration::from_micros(200);
 
 fn report(in_flight: u32, service_us: f64) -> LoadReport {
-    LoadReport { in_flight, service_us, concurrency: 2.0, errors: 0.0, latency_us: service_us }
+    LoadReport { method: METHOD, in_flight, service_us, concurrency: 2.0, errors: 0.0, latency_us: service_us }
 }
 
 /// A cluster of reporting nodes, and the policy that has been told of it.
@@ -24,7 +25,7 @@ fn answer(policy: &mut Fastest, node: u64, now: Instant, report: LoadReport) {
 }
 
 fn decide(policy: &mut Fastest, view: &Nodes, now: Instant, seed: u64, probed: u32) -> Decision {
-    policy.decide(view, &Pick { key: None, now, seed, excluded: &[], probed })
+    policy.decide(view, &Pick { method: METHOD, key: None, now, seed, excluded: &[], probed })
 }
 
 /// The shares of the nodes in a thousand calls that leave no trace.
@@ -151,4 +152,46 @@ fn weights_shift_the_calls() {
     view.0[1].weight = 200;
     (1..=2).for_each(|node| answer(&mut policy, node, now, report(0, 20_000.0)));
     assert!(sends(&mut policy, &view, now)[1] > 0.99);
+}
+
+#[test]
+fn a_node_that_happens_to_get_the_long_calls_is_not_slow() {
+    const LONG: u32 = 8;
+    let (view, mut policy, now) = cluster(&[1, 2]);
+    for node in [1, 2] {
+        answer(&mut policy, node, now, report(0, 20_000.0));
+    }
+    let node = NodeId(1);
+    for _ in 0..50 {
+        let report = Some(LoadReport { method: LONG, ..report(0, 400_000.0) });
+        policy.observe(&Event::Reply { node, now, latency: RTT, ok: true, report });
+    }
+    let shares = sends(&mut policy, &view, now);
+    assert!((0.45..0.55).contains(&shares[0]), "{shares:?}");
+}
+
+#[test]
+fn a_node_that_is_slow_at_one_method_is_expected_to_be_slow_at_others() {
+    const OTHER: u32 = 8;
+    let (view, mut policy, now) = cluster(&[1, 2]);
+    for _ in 0..50 {
+        for (node, service_us) in [(1, 10_000.0), (2, 20_000.0)] {
+            answer(&mut policy, node, now, report(0, service_us));
+        }
+    }
+    let node = NodeId(1);
+    let report = Some(LoadReport { method: OTHER, ..report(0, 500_000.0) });
+    policy.observe(&Event::Reply { node, now, latency: RTT, ok: true, report });
+    let pick = Pick { method: OTHER, key: None, now, seed: 3, excluded: &[], probed: 1 };
+    let Decision::Send { index, .. } = policy.decide(&view, &pick) else { panic!("it has probed") };
+    assert_eq!(index, 0, "twice as fast at the only method that both have answered");
+}
+
+#[test]
+fn servers_that_do_not_name_the_method_are_compared_as_they_are() {
+    let (view, mut policy, now) = cluster(&[1, 2]);
+    for (node, service_us) in [(1, 10_000.0), (2, 20_000.0)] {
+        answer(&mut policy, node, now, LoadReport { method: 0, ..report(0, service_us) });
+    }
+    assert!(sends(&mut policy, &view, now)[0] > 0.99);
 }
