@@ -208,6 +208,7 @@ async fn a_wrong_command_line_ends_with_2_and_the_rule() {
         (&["call", "echo", "@/does/not/exist"], "/does/not/exist"),
         (&["bench", "echo", "true"], "a boolean"),
         (&["bench", "echo", "-n", "0"], "0"),
+        (&["bench", "echo", "-c", "4294967295"], "100000"),
         (&["bench", "echo", "--rps", "fast"], "number"),
         (&["bench", "echo", "--threshold", "p98<1ms"], "p999"),
         (&["call", "echo", "--timeout", "5"], "500ms"),

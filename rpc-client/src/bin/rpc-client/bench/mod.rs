@@ -28,6 +28,10 @@ const CALLS_DEFAULT: u64 = 1000;
 /// Calls at a time without `-c`.
 const CONCURRENCY_DEFAULT: usize = 16;
 
+/// More calls at a time measure the memory of this process and nothing else: each takes some two
+/// kilobytes here.
+const CONCURRENCY_MAX: i64 = 100_000;
+
 /// How often the progress line is renewed.
 const PROGRESS: Duration = Duration::from_millis(200);
 
@@ -67,7 +71,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "D", value_parser = common::duration)]
     duration: Option<Duration>,
     /// Calls in flight, with --rps at most [default: 16, with --rps 1024]
-    #[arg(short = 'c', value_name = "C", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'c', value_name = "C", value_parser = clap::value_parser!(u32).range(1..=CONCURRENCY_MAX))]
     concurrency: Option<u32>,
     /// Calls to start per second
     #[arg(long, value_name = "R", value_parser = rate)]
@@ -106,7 +110,8 @@ impl Args {
 
     fn concurrency(&self) -> usize {
         let default = if self.rps.is_some() { IN_FLIGHT_MAX } else { CONCURRENCY_DEFAULT };
-        self.concurrency.map_or(default, |c| c as usize)
+        let calls = self.amount().calls.and_then(|calls| usize::try_from(calls).ok());
+        self.concurrency.map_or(default, |c| c as usize).min(calls.unwrap_or(usize::MAX))
     }
 }
 
