@@ -9,7 +9,7 @@ use std::time::Duration;
 use rpc_core::backoff::full_jitter;
 use rpc_core::load::method_hash;
 use rpc_core::protocol::{self, code};
-use rpc_core::wire::{EncodeError, RequestMeta, exact_result};
+use rpc_core::wire::{EncodeError, RequestMeta, exact_result, read_json};
 use rpc_core::{Attempt, Deadline, Error, ErrorKind, RpcError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -473,8 +473,8 @@ fn hash(key: &str) -> u64 {
 /// Reads a result. Where it does not fit, further members of the message may have followed it.
 #[inline]
 fn decode<R: DeserializeOwned>(body: &[u8]) -> serde_json::Result<R> {
-    serde_json::from_slice(body).or_else(|error| match exact_result(body) {
-        Some(result) => serde_json::from_slice(&result),
+    read_json(body).or_else(|error| match exact_result(body) {
+        Some(result) => read_json(&result),
         None => Err(error),
     })
 }

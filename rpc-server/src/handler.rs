@@ -7,6 +7,7 @@ use std::task::{self, Poll};
 
 use pin_project_lite::pin_project;
 use rpc_core::RpcError;
+use rpc_core::wire::read_json;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
@@ -160,7 +161,7 @@ where
 #[inline]
 fn params<P: DeserializeOwned>(call: &Call<'_>) -> Result<P, RpcError> {
     let text = call.request.params.unwrap_or(b"null");
-    serde_json::from_slice(text).or_else(|_| params_again(text))
+    read_json(text).or_else(|_| params_again(text))
 }
 
 /// The slow path: says what is wrong with the params, or accepts an empty list of them where the

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::json::{write_json, write_string};
 use super::parse::{Id, RequestMeta};
 use crate::RpcError;
 use crate::protocol::LENGTH_BYTES;
@@ -96,7 +97,7 @@ fn put_call<P: Serialize + ?Sized>(
     limit: usize,
 ) -> Result<(), EncodeError> {
     out.extend_from_slice(b",\"method\":");
-    put_string(out, method);
+    write_string(out, method);
     put_meta(out, meta);
     if let Err(error) = put_params(out, params) {
         out.truncate(start);
@@ -111,7 +112,7 @@ fn put_params<P: Serialize + ?Sized>(out: &mut Vec<u8>, params: &P) -> Result<()
     let before = out.len();
     out.extend_from_slice(b",\"params\":");
     let at = out.len();
-    serde_json::to_writer(&mut *out, params).map_err(|e| EncodeError::Json(e.to_string()))?;
+    write_json(out, params).map_err(|e| EncodeError::Json(e.to_string()))?;
     match out[at] {
         b'{' | b'[' => Ok(()),
         b'n' => {
@@ -151,11 +152,11 @@ fn put_meta(out: &mut Vec<u8>, meta: &RequestMeta<'_>) {
     }
     if let Some(key) = &meta.key {
         name(out, b"\"key\":");
-        put_string(out, key);
+        write_string(out, key);
     }
     if let Some(trace) = &meta.traceparent {
         name(out, b"\"traceparent\":");
-        put_string(out, trace);
+        write_string(out, trace);
     }
     out.push(b'}');
 }
@@ -176,7 +177,7 @@ pub fn put_result<R: Serialize + ?Sized>(
     let start = begin_frame(out);
     put_response_head(out, id, load);
     out.extend_from_slice(b",\"result\":");
-    if let Err(error) = serde_json::to_writer(&mut *out, result) {
+    if let Err(error) = write_json(out, result) {
         out.truncate(start);
         return Err(EncodeError::Json(error.to_string()));
     }
@@ -220,16 +221,4 @@ fn put_response_head(out: &mut Vec<u8>, id: &Id<'_>, load: LoadBytes<'_>) {
 #[inline]
 fn put_number(out: &mut Vec<u8>, n: u64) {
     out.extend_from_slice(itoa::Buffer::new().format(n).as_bytes());
-}
-
-#[inline]
-fn put_string(out: &mut Vec<u8>, text: &str) {
-    // Method names hardly ever need escapes, so look before asking serde.
-    if text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-' | b'/' | b':')) {
-        out.push(b'"');
-        out.extend_from_slice(text.as_bytes());
-        out.push(b'"');
-    } else {
-        serde_json::to_writer(&mut *out, text).expect("a string always serialises");
-    }
 }

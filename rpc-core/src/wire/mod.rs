@@ -7,6 +7,7 @@
 
 mod encode;
 mod frame;
+mod json;
 mod load;
 mod parse;
 
@@ -14,6 +15,7 @@ pub use encode::{
     EncodeError, LoadBytes, begin_frame, end_frame, put_error, put_notification, put_request, put_result,
 };
 pub use frame::{Frame, FrameBuffer, NotAFrame};
+pub use json::{read_json, write_json};
 pub use load::{LoadText, load_in_meta, parse_load};
 pub use parse::{
     Id, Incoming, Invalid, Request, RequestMeta, Response, exact_result, parse, parse_any, parse_element, peek_id,

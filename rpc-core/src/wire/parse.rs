@@ -177,11 +177,19 @@ fn usual_request(id: u64, rest: &[u8]) -> Option<Incoming<'_>> {
 /// A JSON integer from 0 up to 19 digits, and what follows it.
 #[inline]
 fn number(text: &[u8]) -> Option<(u64, &[u8])> {
-    let digits = text.iter().take(20).take_while(|b| b.is_ascii_digit()).count();
+    let (mut n, mut digits) = (0u64, 0);
+    for byte in text {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            break;
+        }
+        // Nineteen digits cannot overflow; more are refused below.
+        n = n.wrapping_mul(10).wrapping_add(u64::from(digit));
+        digits += 1;
+    }
     if digits == 0 || digits > 19 || (digits > 1 && text[0] == b'0') {
         return None;
     }
-    let n = text[..digits].iter().fold(0, |n, b| n * 10 + u64::from(b - b'0'));
     // `1.5` and `1e3` are numbers too, but not these.
     match text.get(digits) {
         Some(b'.' | b'e' | b'E') => None,
