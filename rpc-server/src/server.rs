@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::computing::on_blocking_pool;
-use crate::connection::{Connection, Ended};
+use crate::connection::Connection;
 use crate::context::Call;
 use crate::discover;
 use crate::handler::{BoxInvocation, Method};
@@ -240,7 +240,7 @@ impl Server {
                     accepted = net::accept(&self.listener) => match accepted {
                         Ok((stream, peer)) if links.len() < self.shared.config.connections_max => {
                             let connection = Connection::new(stream, peer, self.shared.clone(), links.add());
-                            connections.spawn(log_end(connection.run(), peer));
+                            connections.spawn(connection);
                         }
                         Ok((_, peer)) => tracing::warn!(%peer, "connection limit reached; closed"),
                         Err(error) => {
@@ -290,13 +290,6 @@ impl Server {
         if let Some(registry) = self.registry {
             registry.close(ANNOUNCE_DRAIN).await;
         }
-    }
-}
-
-async fn log_end(run: impl Future<Output = Ended>, peer: SocketAddr) {
-    match run.await {
-        end @ (Ended::ByPeer | Ended::ByUs) => tracing::debug!(%peer, "{end}"),
-        end => tracing::info!(%peer, "connection ended: {end}"),
     }
 }
 

@@ -71,6 +71,11 @@ impl Liveness {
         self.busy_since = None;
     }
 
+    /// How long nothing has arrived.
+    pub(crate) fn silence(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.last_received)
+    }
+
     fn busy_silence(&self) -> Duration {
         BUSY_SILENCE.max(self.round_trip * 4)
     }

@@ -101,6 +101,8 @@ struct Shared {
 struct State {
     /// Frames to be written.
     out: Vec<u8>,
+    /// Takes the place of `out` while that is being written.
+    idle_out: Vec<u8>,
     /// Bytes ever taken out of `out`: where its first byte stands in the stream of all bytes.
     taken: u64,
     /// The writer was told, or is at work.
@@ -131,6 +133,7 @@ impl Channel {
         let Hello { peer, input, round_trip, random } = hello;
         let state = State {
             out: Vec::new(),
+            idle_out: Vec::new(),
             taken: 0,
             writing: false,
             half: Some(Box::new(write_half)),
@@ -236,6 +239,15 @@ impl Shared {
         }
         state.writing = true;
         true
+    }
+
+    /// Frees the memory that only traffic needs, if there is none now.
+    fn release(state: &mut State) {
+        if state.out.is_empty() && !state.writing && state.slots.release() {
+            state.out = Vec::new();
+            state.idle_out = Vec::new();
+            state.spare = Vec::new();
+        }
     }
 
     fn notify_room(&self, state: &mut State) -> bool {

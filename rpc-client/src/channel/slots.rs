@@ -104,6 +104,17 @@ impl Slots {
         self.free.is_empty() && self.slots.len() == IN_FLIGHT_MAX
     }
 
+    /// Frees its memory, if no call is in the table.
+    pub(crate) fn release(&mut self) -> bool {
+        let unused = self.free.len() == self.slots.len();
+        if unused {
+            // The sequence goes on: ids stay unique.
+            self.slots = Vec::new();
+            self.free = Vec::new();
+        }
+        unused
+    }
+
     /// Calls that wait for a reply.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting

@@ -4,14 +4,15 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use rpc_core::protocol::{self, code};
 use rpc_core::wire::{
     Frame, FrameBuffer, Incoming, Request, load_in_meta, parse, peek_id, put_error, put_request, put_result,
 };
 use rpc_core::{LoadReport, RpcError};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
 use super::liveness::Verdict;
@@ -20,6 +21,10 @@ use super::{Shared, State, Status};
 
 /// Pings have ids of their own, above all ids of calls (which stay below it for centuries).
 const PING_IDS: u64 = 1 << 52;
+
+/// Silence after which memory is freed. Nothing wakes up for it: the next look, at the latest the one that
+/// sends a ping, does it.
+const RELEASE_AFTER: Duration = Duration::from_secs(2);
 
 /// A write buffer larger than this is not kept.
 const KEEP_BYTES: usize = 1024 * 1024;
@@ -33,13 +38,28 @@ pub(super) async fn read(shared: Arc<Shared>, mut half: impl AsyncRead + Unpin, 
             return shared.close(&reason);
         }
         wake.drain(..).for_each(Waker::wake);
-        match half.read(input.room()).await {
+        match poll_fn(|cx| poll_read(&mut half, &mut input, cx)).await {
             Ok(0) if input.is_mid_message() => return shared.close("closed by the node in the middle of a message"),
             Ok(0) => return shared.close("closed by the node"),
             Ok(n) => input.filled(n),
             Err(error) => return shared.close(&error.to_string()),
         }
     }
+}
+
+/// Reads once. While there is nothing to read, the buffer's memory is lent to others.
+fn poll_read(
+    half: &mut (impl AsyncRead + Unpin),
+    input: &mut FrameBuffer,
+    cx: &mut Context<'_>,
+) -> Poll<std::io::Result<usize>> {
+    let mut room = ReadBuf::new(input.room());
+    let read = Pin::new(half).poll_read(cx, &mut room);
+    let n = room.filled().len();
+    if read.is_pending() {
+        input.rest();
+    }
+    read.map_ok(|()| n)
 }
 
 /// Hands over all messages of a read under one lock.
@@ -142,7 +162,6 @@ fn asked(shared: &Shared, state: &mut State, request: &Request<'_>) {
 
 /// Writes whatever is in the buffer, for everybody at once.
 pub(super) async fn write(shared: Arc<Shared>) {
-    let mut batch = Vec::new();
     loop {
         shared.writer.notified().await;
         loop {
@@ -150,7 +169,7 @@ pub(super) async fn write(shared: Arc<Shared>) {
             // runtime runs this task right after the one that woke it, and nearly every request
             // costs a system call of its own: 1.7 to 3 times fewer calls a second were measured.
             tokio::task::yield_now().await;
-            let mut half = {
+            let (mut half, mut batch) = {
                 let mut guard = shared.state.lock();
                 let state = &mut *guard;
                 if state.closed {
@@ -160,10 +179,10 @@ pub(super) async fn write(shared: Arc<Shared>) {
                     state.writing = false;
                     break;
                 }
-                std::mem::swap(&mut state.out, &mut batch);
+                let batch = std::mem::replace(&mut state.out, std::mem::take(&mut state.idle_out));
                 state.taken += batch.len() as u64;
                 let Some(half) = state.half.take() else { return };
-                half
+                (half, batch)
             };
             if let Err(error) = write_all(&shared, &mut half, &batch).await {
                 return shared.close(&error.to_string());
@@ -175,6 +194,7 @@ pub(super) async fn write(shared: Arc<Shared>) {
             let crowded = {
                 let mut state = shared.state.lock();
                 state.half = Some(half);
+                state.idle_out = batch;
                 shared.notify_room(&mut state)
             };
             if crowded {
@@ -238,6 +258,9 @@ fn look(shared: &Shared, state: &mut State, wake: &mut Vec<Waker>) -> (Instant, 
     let deadline = state.slots.expire(now, wake);
     if state.slots.waiting() == 0 {
         state.liveness.gave_up();
+        if state.liveness.silence(now) >= RELEASE_AFTER {
+            Shared::release(state);
+        }
     }
     let verdict = if shared.pings { state.liveness.verdict(now) } else { Verdict::Fine };
     let mut notify = false;

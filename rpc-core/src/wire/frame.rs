@@ -1,18 +1,17 @@
 //! The read side of the framing.
 
+use super::spare::{READ, give_read, take_read};
 use crate::protocol::{LENGTH_BYTES, MESSAGE_BYTES_CEILING};
 
-/// First size of a buffer. A connection at rest should cost little, and most messages are small.
-const FIRST: usize = 4 * 1024;
-
-/// Reads that fill their room make it grow up to this size; beyond it only the frame being read
-/// decides. Larger buffers were measured to gain nothing.
-const ROOMY: usize = 64 * 1024;
+/// The beginning of a message up to this size is kept in a buffer of its own while more is awaited.
+const SMALL: usize = READ / 4;
 
 /// Bytes of an oversized message that are kept, so that its id can be told.
 const HEAD: usize = 64;
 
-/// A read buffer that is never given away: messages are parsed where they lie.
+/// What was read of a connection and not yet taken: messages are parsed where they lie.
+///
+/// Its memory is lent by the thread for as long as it is of use: see [`FrameBuffer::rest`].
 #[derive(Debug)]
 pub struct FrameBuffer {
     bytes: Vec<u8>,
@@ -43,8 +42,7 @@ pub enum Frame<'a> {
 pub struct NotAFrame(pub u8);
 
 impl FrameBuffer {
-    /// A buffer that takes messages of up to `limit` bytes. Nothing is allocated before the first
-    /// read.
+    /// A buffer that takes messages of up to `limit` bytes. It has no memory before the first read.
     pub fn new(limit: usize) -> Self {
         Self { bytes: Vec::new(), start: 0, end: 0, limit: limit.min(MESSAGE_BYTES_CEILING), skip: 0 }
     }
@@ -56,10 +54,21 @@ impl FrameBuffer {
             self.start = 0;
             self.end = 0;
         }
-        if self.bytes.len() - self.end < self.bytes.len() / 4 || self.bytes.is_empty() {
+        if self.bytes.len() < READ {
+            self.borrow();
+        }
+        if self.bytes.len() - self.end < self.bytes.len() / 4 {
             self.make_room();
         }
         &mut self.bytes[self.end..]
+    }
+
+    fn borrow(&mut self) {
+        let mut bytes = take_read();
+        let unread = &self.bytes[self.start..self.end];
+        bytes[..unread.len()].copy_from_slice(unread);
+        (self.start, self.end) = (0, unread.len());
+        self.bytes = bytes;
     }
 
     #[cold]
@@ -70,18 +79,28 @@ impl FrameBuffer {
             self.start = 0;
         }
         // Grow only as bytes arrive: a length that promises a large message costs nothing yet.
-        if self.bytes.len() - self.end < self.bytes.len() / 4 || self.bytes.is_empty() {
-            self.bytes.resize((self.bytes.len() * 2).max(FIRST), 0);
+        if self.bytes.len() - self.end < self.bytes.len() / 4 {
+            self.bytes.resize(self.bytes.len() * 2, 0);
         }
     }
 
     /// Says that `n` bytes were read into the room.
     #[inline]
     pub fn filled(&mut self, n: usize) {
-        let full = self.end + n == self.bytes.len();
         self.end += n;
-        if full && self.bytes.len() < ROOMY && self.start == 0 {
-            self.bytes.resize(self.bytes.len() * 2, 0);
+    }
+
+    /// Says that nothing can be read for now. The memory goes back to the thread, for whoever reads
+    /// next; an incomplete message is kept, in as much memory as it needs.
+    #[inline]
+    pub fn rest(&mut self) {
+        let unread = self.end - self.start;
+        // What grew beyond the usual size for a large message will be needed for its rest, or for the
+        // next one, until `release`.
+        if self.bytes.len() == READ && unread <= SMALL {
+            let unread = self.bytes[self.start..self.end].to_vec();
+            (self.start, self.end) = (0, unread.len());
+            give_read(std::mem::replace(&mut self.bytes, unread));
         }
     }
 
@@ -137,7 +156,7 @@ impl FrameBuffer {
         self.start != self.end || self.skip > 0
     }
 
-    /// Gives the memory back if nothing unread is in it. The next read allocates anew.
+    /// Frees all memory if nothing unread is in it.
     pub fn release(&mut self) {
         if self.start == self.end {
             *self = Self { skip: self.skip, ..Self::new(self.limit) };
@@ -178,11 +197,17 @@ mod tests {
             while !rest.is_empty() {
                 let (now, later) = rest.split_at(pieces[turn % pieces.len()].min(rest.len()));
                 feed(&mut buffer, now);
+                if turn % 3 == 0 {
+                    buffer.rest();
+                }
                 while let Some(next) = buffer.next_frame().unwrap() {
                     seen.push(match next {
                         Frame::Message(m) => (m.len(), m.to_vec()),
                         Frame::Oversized { size, head } => (size, head.to_vec()),
                     });
+                }
+                if turn % 2 == 0 {
+                    buffer.rest();
                 }
                 rest = later;
                 turn += 1;
@@ -200,7 +225,9 @@ mod tests {
         let mut buffer = FrameBuffer::new(MESSAGE_BYTES_CEILING);
         feed(&mut buffer, &[0, 0xff, 0xff, 0xff]);
         assert_eq!(buffer.next_frame(), Ok(None));
-        assert!(buffer.bytes.len() <= ROOMY);
+        assert!(buffer.bytes.len() <= READ);
+        buffer.rest();
+        assert!(buffer.bytes.capacity() < 100);
         assert!(buffer.is_mid_message());
     }
 
@@ -209,6 +236,15 @@ mod tests {
         let mut buffer = FrameBuffer::new(100);
         feed(&mut buffer, b"GET / HTTP/1.1\r\n");
         assert_eq!(buffer.next_frame(), Err(NotAFrame(b'G')));
+    }
+
+    #[test]
+    fn a_buffer_without_unread_bytes_holds_no_memory_at_rest() {
+        let mut buffer = FrameBuffer::new(100);
+        feed(&mut buffer, &frame(b"whole"));
+        buffer.next_frame().unwrap();
+        buffer.rest();
+        assert_eq!(buffer.bytes.capacity(), 0);
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod frame;
 mod json;
 mod load;
 mod parse;
+mod spare;
 
 pub use encode::{
     EncodeError, LoadBytes, begin_frame, end_frame, put_error, put_notification, put_request, put_result,
@@ -20,3 +21,4 @@ pub use load::{LoadText, load_in_meta, parse_load};
 pub use parse::{
     Id, Incoming, Invalid, Request, RequestMeta, Response, exact_result, parse, parse_any, parse_element, peek_id,
 };
+pub use spare::{give_write_buffer, take_write_buffer};

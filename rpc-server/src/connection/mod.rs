@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 use std::task::{self, Poll};
 
 use rpc_core::protocol::{self, IN_FLIGHT_MAX};
-use rpc_core::wire::{Frame, FrameBuffer, LoadText, put_notification};
+use rpc_core::wire::{Frame, FrameBuffer, LoadText, give_write_buffer, put_notification, take_write_buffer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
@@ -60,7 +60,7 @@ pub(crate) struct Connection<Io> {
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Ended {
+enum Ended {
     #[error("closed by the peer")]
     ByPeer,
     #[error("closed by the peer in the middle of a message")]
@@ -73,6 +73,30 @@ pub(crate) enum Ended {
     NotAFrame(#[from] rpc_core::wire::NotAFrame),
     #[error(transparent)]
     Io(#[from] std::io::Error),
+}
+
+/// Serves until the connection ends, and logs why it did. A future by itself, since an async function
+/// around it would hold it several times over.
+impl<Io: AsyncRead + AsyncWrite + Unpin> Future for Connection<Io> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        if this.out.capacity() == 0 {
+            this.out = take_write_buffer();
+        }
+        let advanced = this.advance(cx);
+        if this.out.is_empty() {
+            give_write_buffer(std::mem::take(&mut this.out));
+        }
+        let ended = task::ready!(advanced).err().unwrap_or(Ended::ByUs);
+        let peer = this.peer;
+        match ended {
+            Ended::ByPeer | Ended::ByUs => tracing::debug!(%peer, "{ended}"),
+            _ => tracing::info!(%peer, "connection ended: {ended}"),
+        }
+        Poll::Ready(())
+    }
 }
 
 impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
@@ -96,13 +120,8 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
         }
     }
 
-    /// Serves until the connection ends.
-    pub(crate) async fn run(mut self) -> Ended {
-        std::future::poll_fn(|cx| self.poll(cx)).await.err().unwrap_or(Ended::ByUs)
-    }
-
-    /// `Ready(Ok)` when the connection is to be closed in good order.
-    fn poll(&mut self, cx: &mut task::Context<'_>) -> Poll<Result<(), Ended>> {
+    /// Goes on as far as possible. `Ready(Ok)` when the connection is to be closed in good order.
+    fn advance(&mut self, cx: &mut task::Context<'_>) -> Poll<Result<(), Ended>> {
         loop {
             self.obey_signals(cx)?;
             let started = self.start_requests()?;
@@ -148,9 +167,8 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
                 self.go_away();
             }
         }
-        if signals & signal::RELEASE != 0 && self.out.is_empty() {
+        if signals & signal::RELEASE != 0 {
             self.input.release();
-            self.out = Vec::new();
             self.pending.release();
         }
         Ok(())
@@ -224,12 +242,16 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
         }
         let mut room = ReadBuf::new(self.input.room());
         match Pin::new(&mut self.io).poll_read(cx, &mut room) {
-            Poll::Pending => Ok(false),
+            Poll::Pending => {
+                self.input.rest();
+                Ok(false)
+            }
             Poll::Ready(Err(error)) => Err(error.into()),
             Poll::Ready(Ok(())) => {
                 let n = room.filled().len();
                 if n == 0 {
                     self.eof = true;
+                    self.input.rest();
                     return match (self.input.is_mid_message(), self.greeted) {
                         (true, _) => Err(Ended::MidMessage),
                         (false, true) => Err(Ended::ByPeer),
@@ -258,9 +280,6 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
         }
         self.written = 0;
         self.out.clear();
-        if self.out.capacity() > 2 * OUT_HIGH {
-            self.out = Vec::new();
-        }
         match Pin::new(&mut self.io).poll_flush(cx) {
             Poll::Ready(Err(error)) => Err(error.into()),
             Poll::Ready(Ok(())) | Poll::Pending => Ok(()),

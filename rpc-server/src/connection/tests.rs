@@ -57,7 +57,7 @@ async fn writes(method: &str, text: &str, batch: u64, rounds: usize) -> usize {
     let links = Arc::new(Links::default());
     let far = Counting(far, count.clone());
     let connection = Connection::new(far, server.local_addr(), server.shared.clone(), links.add());
-    let serving = tokio::spawn(connection.run());
+    let serving = tokio::spawn(connection);
     let mut requests = Vec::new();
     for id in 0..batch {
         put_request(&mut requests, id, method, &Default::default(), &(text,), LIMIT).unwrap();
