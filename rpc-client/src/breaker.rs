@@ -220,6 +220,10 @@ pub fn out_of_fleet(states: &[BreakerState]) -> Vec<bool> {
 struct Window {
     start: Instant,
     slices: [Slice; WINDOW.as_secs() as usize],
+    /// The newest slice and when it ends: most outcomes belong to it, and comparing times costs less
+    /// than subtracting them.
+    current: usize,
+    current_until: Instant,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -232,15 +236,19 @@ struct Slice {
 
 impl Window {
     fn new(start: Instant) -> Self {
-        Self { start, slices: [Slice::default(); WINDOW.as_secs() as usize] }
+        let current_until = start + Duration::from_secs(1);
+        Self { start, slices: [Slice::default(); WINDOW.as_secs() as usize], current: 0, current_until }
     }
 
     fn record(&mut self, now: Instant, ok: bool) {
-        let second = now.saturating_duration_since(self.start).as_secs();
-        let slice = &mut self.slices[(second % WINDOW.as_secs()) as usize];
-        if slice.second != second {
-            *slice = Slice { second, ok: 0, failed: 0 };
+        // One that comes late, out of order, counts for the newest slice.
+        if now >= self.current_until {
+            let second = now.saturating_duration_since(self.start).as_secs();
+            self.current = (second % WINDOW.as_secs()) as usize;
+            self.current_until = self.start + Duration::from_secs(second + 1);
+            self.slices[self.current] = Slice { second, ok: 0, failed: 0 };
         }
+        let slice = &mut self.slices[self.current];
         let count = if ok { &mut slice.ok } else { &mut slice.failed };
         *count = count.saturating_add(1);
     }

@@ -37,6 +37,8 @@ struct State {
     breaker: Breaker,
     response_time_us: u64,
     changed_at: Instant,
+    /// When the response time in the registry is out of date.
+    valid_until: Instant,
     weight: u32,
     draining: bool,
     /// The newest load report and when it came.
@@ -56,6 +58,7 @@ impl Node {
                 breaker: Breaker::new(now),
                 response_time_us: 0,
                 changed_at: now,
+                valid_until: now,
                 weight: 0,
                 draining: false,
                 report: None,
@@ -73,6 +76,7 @@ impl Node {
         let mut state = self.state.lock();
         state.response_time_us = member.record.response_time_us;
         state.changed_at = member.changed_at;
+        state.valid_until = member.changed_at + RESPONSE_TIME_VALID;
         state.weight = member.record.weight;
         let draining = member.record.state == NodeState::Draining;
         std::mem::replace(&mut state.draining, draining) != draining
@@ -90,7 +94,8 @@ impl Node {
     /// What a policy gets to see.
     pub(crate) fn view(&self, now: Instant, usable: &Usable) -> NodeView {
         let state = self.state.lock();
-        let old = now.saturating_duration_since(state.changed_at) > RESPONSE_TIME_VALID;
+        // A comparison costs a tenth of a subtraction, and every pick does this twice.
+        let old = now > state.valid_until;
         NodeView {
             id: self.id,
             addr: self.addr,
@@ -153,8 +158,7 @@ impl Node {
     /// The registry's response time at `now`, in microseconds; 0 is unknown.
     pub(crate) fn response_time_us(&self, now: Instant) -> u64 {
         let state = self.state.lock();
-        let old = now.saturating_duration_since(state.changed_at) > RESPONSE_TIME_VALID;
-        if old { 0 } else { state.response_time_us }
+        if now > state.valid_until { 0 } else { state.response_time_us }
     }
 
     /// How long ago the registry's entry last changed.

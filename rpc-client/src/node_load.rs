@@ -88,6 +88,10 @@ impl NodeLoad {
 impl Decaying {
     /// The share of the value that is left at `now`.
     fn weight(self, now: Instant) -> f64 {
+        // All replies of a read come at the same time: for most of them nothing has passed.
+        if now <= self.at {
+            return 1.0;
+        }
         let x = now.saturating_duration_since(self.at).as_secs_f64() / DECAY.as_secs_f64();
         if x < SERIES_BELOW { 1.0 - x + 0.5 * x * x } else { (-x).exp() }
     }

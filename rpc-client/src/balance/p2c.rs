@@ -13,7 +13,7 @@ impl Policy for TwoChoices {
     fn pick(&mut self, view: &dyn View, pick: &Pick<'_>) -> Option<usize> {
         match sample::two(view, pick, &mut pick.random()) {
             Drawn::Nothing => None,
-            Drawn::One(only) => Some(only.index),
+            Drawn::One(only) => Some(only),
             Drawn::Two(a, b) => Some(if cheaper(&b.node, &a.node) { b.index } else { a.index }),
         }
     }

@@ -202,7 +202,7 @@ impl Prequal {
             self.removals_due -= 1.0;
             self.remove_one();
         }
-        index.or_else(|| sample::one(view, pick, &mut pick.random()).map(|c| c.index))
+        index.or_else(|| sample::one(view, pick, &mut pick.random()))
     }
 
     fn remove_one(&mut self) {

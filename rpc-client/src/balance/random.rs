@@ -8,7 +8,7 @@ pub struct RandomChoice;
 
 impl Policy for RandomChoice {
     fn pick(&mut self, view: &dyn View, pick: &Pick<'_>) -> Option<usize> {
-        sample::one(view, pick, &mut pick.random()).map(|c| c.index)
+        sample::one(view, pick, &mut pick.random())
     }
 
     fn copy(&self) -> Option<Box<dyn Policy>> {

@@ -20,23 +20,39 @@ pub(super) struct Candidate {
 pub(super) enum Drawn {
     /// Every node is excluded, or there is none.
     Nothing,
-    /// The only node that may be chosen.
-    One(Candidate),
+    /// The index of the only node that may be chosen.
+    One(usize),
     /// Two different nodes.
     Two(Candidate, Candidate),
 }
 
-/// A uniform choice among the nodes that are not excluded.
-pub(super) fn one(view: &dyn View, pick: &Pick<'_>, random: &mut Random) -> Option<Candidate> {
-    draw(view, pick, random, None)
+/// The index of a node, uniformly, among those that are not excluded.
+pub(super) fn one(view: &dyn View, pick: &Pick<'_>, random: &mut Random) -> Option<usize> {
+    match view.len() {
+        0 => None,
+        // The usual first attempt of a call does without looking at the node.
+        len if pick.excluded.is_empty() => Some(random.below(len)),
+        _ => draw(view, pick, random, None).map(|candidate| candidate.index),
+    }
 }
 
 /// Two different nodes, uniformly, if there are two that are not excluded.
 pub(super) fn two(view: &dyn View, pick: &Pick<'_>, random: &mut Random) -> Drawn {
+    if pick.excluded.is_empty() {
+        return match view.len() {
+            0 => Drawn::Nothing,
+            1 => Drawn::One(0),
+            len => {
+                let first = random.below(len);
+                let other = random.below(len - 1);
+                Drawn::Two(at(view, first), at(view, other + usize::from(other >= first)))
+            }
+        };
+    }
     let Some(first) = draw(view, pick, random, None) else { return Drawn::Nothing };
     match draw(view, pick, random, Some(first.index)) {
         Some(second) => Drawn::Two(first, second),
-        None => Drawn::One(first),
+        None => Drawn::One(first.index),
     }
 }
 

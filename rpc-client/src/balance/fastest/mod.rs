@@ -158,7 +158,7 @@ impl Policy for Fastest {
         let send = |candidate: Candidate| Decision::Send { index: candidate.index, bound: None };
         let (a, b) = match sample::two(view, pick, &mut pick.random()) {
             Drawn::Nothing => return Decision::NoNode,
-            Drawn::One(only) => return send(only),
+            Drawn::One(index) => return Decision::Send { index, bound: None },
             Drawn::Two(a, b) => (a, b),
         };
         if !(a.node.reports && b.node.reports) {
