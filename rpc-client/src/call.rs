@@ -9,7 +9,7 @@ use std::time::Duration;
 use rpc_core::backoff::full_jitter;
 use rpc_core::load::method_hash;
 use rpc_core::protocol::{self, code};
-use rpc_core::wire::{EncodeError, RequestMeta, exact_result, read_json};
+use rpc_core::wire::{EncodeError, RequestMeta, exact_result, give_body, read_json};
 use rpc_core::{Attempt, Deadline, Error, ErrorKind, RpcError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -51,8 +51,6 @@ pub struct Reply {
 pub(crate) struct Success {
     answer: Answer,
     usable: Arc<Usable>,
-    /// Which of the node's connections it came on.
-    channel: usize,
     started: Instant,
     sent: Instant,
     attempts: Vec<Attempt>,
@@ -63,7 +61,7 @@ impl Success {
     pub(crate) fn into_result<R: DeserializeOwned>(self) -> Result<R, Error> {
         match decode(&self.answer.body) {
             Ok(result) => {
-                self.usable.channels[self.channel].recycle(self.answer.body);
+                give_body(self.answer.body);
                 Ok(result)
             }
             Err(_) => Err(undecodable::<R>(&self.answer.body, self.usable.node.addr).with_attempts(self.attempts)),
@@ -101,10 +99,7 @@ struct Progress {
 
 /// How an attempt ended.
 enum Ended {
-    Answered {
-        answer: Answer,
-        channel: usize,
-    },
+    Answered(Answer),
     /// The call was not started there.
     NotStarted(ErrorKind),
     /// It may have been started there; whether it may be sent again all the same.
@@ -174,9 +169,9 @@ impl Inner {
             };
             progress.probed = 0;
             match self.attempt(&choice, &request, &progress, now).await {
-                Ended::Answered { answer, channel } => {
+                Ended::Answered(answer) => {
                     let attempts = progress.attempts;
-                    return Ok(Success { answer, usable: choice.usable, channel, started, sent: now, attempts });
+                    return Ok(Success { answer, usable: choice.usable, started, sent: now, attempts });
                 }
                 ended => self.after_failure(&mut progress, &choice.usable, ended, now)?,
             }
@@ -215,8 +210,7 @@ impl Inner {
         if !alone {
             self.pool.observe(&Event::Sent { node: node.id, now });
         }
-        let index = usable.next_channel();
-        let channel = &usable.channels[index];
+        let channel = &usable.channels[usable.next_channel()];
         let may_repeat = self.may_repeat(request, channel, progress);
         let exchange = Exchange {
             channel,
@@ -241,7 +235,7 @@ impl Inner {
                     let (node, now, report) = (node.id, answer.received, answer.load);
                     self.pool.observe(&Event::Reply { node, now, latency, ok: true, report });
                 }
-                Ended::Answered { answer, channel: index }
+                Ended::Answered(answer)
             }
             other => {
                 let at = Instant::now();
@@ -288,7 +282,7 @@ impl Inner {
             Ok(answer) => {
                 let error = serde_json::from_slice::<RpcError>(&answer.body)
                     .unwrap_or_else(|e| RpcError::internal(format!("the node sent a malformed error: {e}")));
-                channel.recycle(answer.body);
+                give_body(answer.body);
                 remote(node, error, elapsed)
             }
             Err(ExchangeError::Encode(EncodeError::TooLarge { size, limit })) => {
@@ -342,7 +336,7 @@ impl Inner {
                 (kind, repeat)
             }
             Ended::Final(kind) => (kind, false),
-            Ended::Answered { .. } => return Ok(()),
+            Ended::Answered(_) => return Ok(()),
         };
         let elapsed = now.saturating_duration_since(sent);
         progress.attempts.push(attempt(usable.node.addr, elapsed, &kind.to_string()));

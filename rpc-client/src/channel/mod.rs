@@ -35,10 +35,6 @@ pub(crate) use slots::{Answer, Failure};
 /// Bytes that may wait for the socket. A call beyond that waits or takes another node.
 const OUT_MAX: usize = 8 * 1024 * 1024;
 
-/// Reply buffers kept for reuse, and the largest worth keeping.
-const SPARE_MAX: usize = 256;
-const SPARE_BYTES: usize = 64 * 1024;
-
 /// A connection that said hello. Dropping it closes the socket.
 pub(crate) struct Channel {
     shared: Arc<Shared>,
@@ -110,7 +106,6 @@ struct State {
     /// Here while nobody writes.
     half: Option<Box<dyn AsyncWrite + Send + Unpin>>,
     slots: Slots,
-    spare: Vec<Vec<u8>>,
     liveness: Liveness,
     /// When the keeper will look next.
     keeper_at: Option<Instant>,
@@ -138,7 +133,6 @@ impl Channel {
             writing: false,
             half: Some(Box::new(write_half)),
             slots: Slots::default(),
-            spare: Vec::new(),
             liveness: Liveness::new(Instant::now(), round_trip, random),
             keeper_at: None,
             crowded: false,
@@ -202,17 +196,6 @@ impl Channel {
         }
         wake.into_iter().for_each(Waker::wake);
     }
-
-    /// Gives the buffer of a reply back for the next.
-    pub(crate) fn recycle(&self, mut body: Vec<u8>) {
-        if body.capacity() <= SPARE_BYTES {
-            body.clear();
-            let mut state = self.shared.state.lock();
-            if state.spare.len() < SPARE_MAX {
-                state.spare.push(body);
-            }
-        }
-    }
 }
 
 impl Shared {
@@ -246,7 +229,6 @@ impl Shared {
         if state.out.is_empty() && !state.writing && state.slots.release() {
             state.out = Vec::new();
             state.idle_out = Vec::new();
-            state.spare = Vec::new();
         }
     }
 

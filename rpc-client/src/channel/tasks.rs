@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use rpc_core::protocol::{self, code};
 use rpc_core::wire::{
-    Frame, FrameBuffer, Incoming, Request, load_in_meta, parse, peek_id, put_error, put_request, put_result,
+    Frame, FrameBuffer, Incoming, Request, give_body, load_in_meta, parse, peek_id, put_error, put_request, put_result,
+    take_body,
 };
 use rpc_core::{LoadReport, RpcError};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -122,7 +123,7 @@ struct Head {
 }
 
 fn reply(state: &mut State, id: u64, text: &[u8], head: Head, wake: &mut Vec<Waker>) {
-    let mut body = state.spare.pop().unwrap_or_default();
+    let mut body = take_body();
     body.extend_from_slice(text);
     match state.slots.deliver(id, Answer { body, ok: head.ok, received: head.now, load: head.load }) {
         Ok(waker) => wake.extend(waker),
@@ -130,9 +131,7 @@ fn reply(state: &mut State, id: u64, text: &[u8], head: Head, wake: &mut Vec<Wak
             if id < PING_IDS {
                 tracing::trace!(id, "a reply that nobody waits for any more");
             }
-            let mut body = late.body;
-            body.clear();
-            state.spare.push(body);
+            give_body(late.body);
         }
     }
 }

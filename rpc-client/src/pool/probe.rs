@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rpc_core::protocol;
-use rpc_core::wire::{RequestMeta, parse_load};
+use rpc_core::wire::{RequestMeta, give_body, parse_load};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -79,7 +79,7 @@ impl Shared {
         let report = outcome.ok().and_then(|answer| {
             let report = parse_load(&answer.body).filter(|_| answer.ok);
             let received = answer.received;
-            channel.recycle(answer.body);
+            give_body(answer.body);
             report.map(|report| (report, received))
         });
         match report {

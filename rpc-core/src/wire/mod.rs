@@ -21,4 +21,4 @@ pub use load::{LoadText, load_in_meta, parse_load};
 pub use parse::{
     Id, Incoming, Invalid, Request, RequestMeta, Response, exact_result, parse, parse_any, parse_element, peek_id,
 };
-pub use spare::{give_write_buffer, take_write_buffer};
+pub use spare::{give_body, give_write_buffer, take_body, take_write_buffer};
