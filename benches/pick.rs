@@ -57,7 +57,6 @@ impl Nodes {
                     in_flight: in_flight + 1,
                     service_us: (150 + n % 89 * 10) as f64,
                     concurrency: 4.0,
-                    noise: 0.1,
                     errors: 0.0,
                     latency_us: 200.0,
                 },

@@ -10,7 +10,7 @@ use rpc_core::backoff::full_jitter;
 use rpc_core::load::method_hash;
 use rpc_core::protocol::{self, code};
 use rpc_core::wire::{EncodeError, RequestMeta, exact_result, give_body, read_json};
-use rpc_core::{Attempt, Deadline, Error, ErrorKind, RpcError};
+use rpc_core::{Attempt, Deadline, Error, ErrorKind, RpcError, whole_ms};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
@@ -115,14 +115,20 @@ struct Request<'a, P: ?Sized> {
     method: &'a str,
     params: &'a P,
     options: &'a CallOptions,
+    started: Instant,
     timeout: Duration,
     deadline: Deadline,
 }
 
 impl<P: ?Sized> Request<'_, P> {
+    fn remaining_ms(&self, now: Instant) -> u64 {
+        // Nothing has passed before the usual first attempt, which is spared a subtraction of times.
+        if now == self.started { whole_ms(self.timeout) } else { self.deadline.remaining_ms(now) }
+    }
+
     fn meta(&self, now: Instant, attempt: usize, bound_us: Option<f64>) -> RequestMeta<'_> {
         RequestMeta {
-            timeout_ms: Some(self.deadline.remaining_ms(now)),
+            timeout_ms: Some(self.remaining_ms(now)),
             attempt: attempt as u32,
             bound_us: bound_us.map(|us| us.clamp(0.0, 1e15) as u64),
             key: self.options.key.as_deref().map(Cow::Borrowed),
@@ -148,7 +154,7 @@ impl Inner {
         let started = Instant::now();
         let timeout = options.timeout.unwrap_or(self.config.call_timeout);
         let deadline = Deadline::after(started, timeout);
-        let request = Request { method, params, options, timeout, deadline };
+        let request = Request { method, params, options, started, timeout, deadline };
         let asked = Asked { method: method_hash(method), key: options.key.as_deref().map(hash) };
         self.budget.call();
         let mut progress = Progress::default();
@@ -157,12 +163,14 @@ impl Inner {
             let choice = match self.pool.choose(now, asked, &progress.tried, progress.probed) {
                 Chosen::Node(choice) => choice,
                 Chosen::Probe(probes) => {
-                    self.probe(&mut progress, probes, deadline).await;
+                    // The rare waits are boxed, here and below, to keep the future of a call small: with many
+                    // calls in flight its size decides what is in the cache.
+                    Box::pin(self.probe(&mut progress, probes, deadline)).await;
                     now = Instant::now();
                     continue;
                 }
                 Chosen::None => {
-                    self.wait_for_choice(&mut progress, &request).await?;
+                    Box::pin(self.wait_for_choice(&mut progress, &request)).await?;
                     now = Instant::now();
                     continue;
                 }
@@ -415,9 +423,10 @@ impl Inner {
 
     pub(crate) async fn notify<P: Serialize + ?Sized>(&self, method: &str, params: &P) -> Result<(), Error> {
         let timeout = self.config.call_timeout;
-        let deadline = Deadline::after(Instant::now(), timeout);
+        let started = Instant::now();
+        let deadline = Deadline::after(started, timeout);
         let options = CallOptions::default();
-        let request = Request { method, params, options: &options, timeout, deadline };
+        let request = Request { method, params, options: &options, started, timeout, deadline };
         let asked = Asked { method: method_hash(method), key: None };
         let mut progress = Progress::default();
         loop {

@@ -33,10 +33,15 @@ impl Deadline {
 
     /// What is left at `now` in whole milliseconds, rounded up: a call with time left never says 0.
     pub fn remaining_ms(self, now: Instant) -> u64 {
-        let left = self.remaining(now);
-        // Two parts: dividing the nanoseconds as one number takes 128 bits and ten times as long.
-        left.as_secs().saturating_mul(1000).saturating_add(u64::from(left.subsec_nanos().div_ceil(1_000_000)))
+        whole_ms(self.remaining(now))
     }
+}
+
+/// A time in whole milliseconds, rounded up.
+#[inline]
+pub fn whole_ms(time: Duration) -> u64 {
+    // Two parts: dividing the nanoseconds as one number takes 128 bits and ten times as long.
+    time.as_secs().saturating_mul(1000).saturating_add(u64::from(time.subsec_nanos().div_ceil(1_000_000)))
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ pub mod protocol;
 pub mod registry;
 pub mod wire;
 
-pub use deadline::Deadline;
+pub use deadline::{Deadline, whole_ms};
 pub use error::{Attempt, Error, ErrorKind, RegistryState, RpcError};
 pub use latency::{LatencyRecorder, LatencySummary};
 pub use load::{LoadMeter, LoadReport};

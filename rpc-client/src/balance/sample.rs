@@ -16,6 +16,7 @@ pub(super) struct Candidate {
 }
 
 /// What was drawn.
+#[expect(clippy::large_enum_variant, reason = "lives for one pick, which is not to allocate")]
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Drawn {
     /// Every node is excluded, or there is none.
