@@ -18,6 +18,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 #[derive(Parser)]
+#[command(args_override_self = true)]
 struct Cli {
     #[command(subcommand)]
     side: Side,

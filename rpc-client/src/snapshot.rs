@@ -83,14 +83,22 @@ impl Usable {
         Self { node, channels, since, reports, samples, next: AtomicUsize::new(0) }
     }
 
-    /// Which connection the next call takes: each in turn.
+    /// Which connection the next call takes: each in turn, and with many calls in flight several on the
+    /// same before the next, so that they leave and come back in one write.
     #[inline]
     pub(crate) fn next_channel(&self) -> usize {
         match self.channels.len() {
             1 => 0,
-            n => self.next.fetch_add(1, Ordering::Relaxed) % n,
+            n => turn(self.next.fetch_add(1, Ordering::Relaxed), self.node.in_flight() as usize, n),
         }
     }
+}
+
+/// Which of `channels` call number `call` takes while `in_flight` are in flight. As many in a row as each has
+/// of them share one, rounded down to a power of two: the turns stay the same while that number hardly changes.
+fn turn(call: usize, in_flight: usize, channels: usize) -> usize {
+    let each = (in_flight / channels).max(1);
+    (call >> each.ilog2()) % channels
 }
 
 /// A snapshot at a moment, as policies see it.
@@ -151,4 +159,21 @@ pub enum ConnectionState {
     Leaving,
     /// It failed too often and is left alone for a while.
     Ejected,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn turns(in_flight: usize) -> Vec<usize> {
+        (0..16).map(|call| turn(call, in_flight, 4)).collect()
+    }
+
+    #[test]
+    fn few_calls_are_spread_and_many_share_a_write() {
+        assert_eq!(turns(0), [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]);
+        assert_eq!(turns(7), turns(0));
+        assert_eq!(turns(8), [0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 1, 1, 2, 2, 3, 3]);
+        assert_eq!(turns(19), [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]);
+    }
 }

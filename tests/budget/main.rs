@@ -122,6 +122,15 @@ fn a_call_allocates_nothing_on_the_client_and_the_handlers_future_on_the_server(
     assert_budget(allocations_per_call("add", 1), 0, 1);
 }
 
+/// Every call in flight lies in memory with its future: with many of them its size decides what is in the
+/// cache.
+#[test]
+fn the_future_of_a_call_is_small() {
+    let client = runtime().block_on(Client::connect(&fresh_registry())).unwrap();
+    let bytes = size_of_val(&client.call::<_, u64>("add", &(1, 2)));
+    assert!(bytes <= 1024, "{bytes} bytes");
+}
+
 /// One call in four sends a probe in the background, which is a task of its own.
 #[test]
 fn choosing_among_nodes_allocates_for_its_probes_only() {
