@@ -206,7 +206,9 @@ impl Shared {
         if state.writing {
             return false;
         }
-        if state.slots.waiting() <= 1
+        // Callers that are about to take their replies are likely to send again: the first of them is not
+        // alone, though no call waits.
+        if state.slots.taken() <= 1
             && let Some(half) = &mut state.half
         {
             let mut cx = Context::from_waker(Waker::noop());

@@ -106,13 +106,18 @@ impl Slots {
 
     /// Frees its memory, if no call is in the table.
     pub(crate) fn release(&mut self) -> bool {
-        let unused = self.free.len() == self.slots.len();
+        let unused = self.taken() == 0;
         if unused {
             // The sequence goes on: ids stay unique.
             self.slots = Vec::new();
             self.free = Vec::new();
         }
         unused
+    }
+
+    /// Calls in the table: those that wait for a reply, and those whose callers have yet to take theirs.
+    pub(crate) fn taken(&self) -> usize {
+        self.slots.len() - self.free.len()
     }
 
     /// Calls that wait for a reply.

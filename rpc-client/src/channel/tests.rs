@@ -101,7 +101,8 @@ fn requests_made_together_share_a_write() {
     multi_thread.worker_threads(1);
     for mut builder in [Builder::new_current_thread(), multi_thread] {
         let writes = writes_per_call(&builder.enable_all().build().unwrap(), 64);
-        assert!(writes <= 0.05, "{writes} writes a call");
+        // One for all 64, and some more while they get into step.
+        assert!(writes <= 0.02, "{writes} writes a call");
     }
 }
 
