@@ -41,6 +41,9 @@ struct State {
     valid_until: Instant,
     weight: u32,
     draining: bool,
+    /// Another incarnation than the listed one is connected: what the list says of the state is about
+    /// a predecessor.
+    succeeded: bool,
     /// The newest load report and when it came.
     report: Option<(LoadReport, Instant)>,
 }
@@ -61,6 +64,7 @@ impl Node {
                 valid_until: now,
                 weight: 0,
                 draining: false,
+                succeeded: false,
                 report: None,
             }),
             healthy: AtomicBool::new(true),
@@ -84,7 +88,14 @@ impl Node {
 
     /// Whether it takes no new calls by its own word, in the registry or on a connection.
     pub(crate) fn is_leaving(&self) -> bool {
-        self.left.load(Ordering::Relaxed) || self.state.lock().draining
+        let state = self.state.lock();
+        self.left.load(Ordering::Relaxed) || (state.draining && !state.succeeded)
+    }
+
+    /// It said goaway, and another incarnation is connected at its address.
+    pub(crate) fn succeeded(&self) {
+        self.state.lock().succeeded = true;
+        self.left.store(false, Ordering::Relaxed);
     }
 
     pub(crate) fn in_flight(&self) -> u32 {

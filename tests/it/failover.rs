@@ -278,6 +278,44 @@ async fn a_rolling_restart_fails_no_call() {
     }
 }
 
+/// A node stops in good order and starts again at its address. Meanwhile the list says what it said
+/// before, that the node is draining included.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_restarts_while_the_registry_is_away_is_used_again() {
+    let ledger = Ledger::default();
+    for (outage_first, announced) in [(true, false), (false, false), (false, true)] {
+        let node = Node::start(worker("a", &ledger)).await;
+        let (addr, registry) = (node.addr, Puppet::new());
+        let before = entry(&node);
+        registry.list([before.clone()]);
+        let client = client_of(&registry, addr, 1).await;
+        let away = || registry.health(Health::Stale { since: Instant::now(), trouble: "gone".into() });
+        if outage_first {
+            away();
+        }
+        if announced {
+            registry.list([draining(before)]);
+        }
+        node.stop().await;
+        nodes_are(&client, "leaving", |n| n[0].connection == ConnectionState::Leaving).await;
+        if !outage_first {
+            away();
+        }
+        let node = Node::start_at(addr, worker("b", &ledger)).await;
+        connected(&client, 1).await;
+        assert_eq!(client.call::<_, String>("work", &(1, 0)).await.unwrap(), "b");
+        // The same again, with the one that nobody has told the client of.
+        node.stop().await;
+        nodes_are(&client, "leaving", |n| n[0].connection == ConnectionState::Leaving).await;
+        let node = Node::start_at(addr, worker("c", &ledger)).await;
+        connected(&client, 1).await;
+        assert_eq!(client.call::<_, String>("work", &(2, 0)).await.unwrap(), "c");
+        registry.list([entry(&node)]);
+        nodes_are(&client, "listed anew", |n| n[0].id == node.incarnation && n[0].connected).await;
+        assert_eq!(client.call::<_, String>("work", &(3, 0)).await.unwrap(), "c");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_falls_silent_loses_its_calls_at_once_and_comes_back() {
     let ledger = Ledger::default();

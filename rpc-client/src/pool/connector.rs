@@ -43,10 +43,16 @@ pub(super) struct Connector {
 }
 
 impl Connector {
-    /// Connects, watches and connects again, until the node said goodbye.
+    /// Connects, watches and connects again, until the node said goodbye: a restarted one is another
+    /// incarnation, which the list will tell. While the registry cannot be reached nobody tells, and
+    /// whoever comes after the node at its address is taken for its successor.
     pub(super) async fn run(mut self) {
-        let mut attempt = 0;
+        // `gone`: the incarnation that said goodbye.
+        let (mut attempt, mut gone) = (0, None);
         loop {
+            if gone.is_some() && self.health.wait_for(|health| !health.is_live()).await.is_err() {
+                return;
+            }
             let options = DialOptions {
                 patience: self.config.connect_timeout,
                 incarnation: self.incarnation(),
@@ -54,13 +60,16 @@ impl Connector {
                 random: self.random.next_u64(),
             };
             match dial(self.node.addr, &options).await {
+                Ok(channel) if gone.as_ref() == Some(&channel.peer.incarnation) => {}
                 Ok(channel) => {
                     attempt = 0;
-                    let status = channel.status();
+                    let (status, incarnation) = (channel.status(), channel.peer.incarnation.clone());
+                    if gone.is_some() {
+                        self.node.succeeded();
+                    }
                     self.report(What::Connected(Arc::new(channel))).await;
                     if self.follow(status).await == Goodbye::Said && self.node.incarnation.is_some() {
-                        // A restarted node is another incarnation, which is another node.
-                        return;
+                        gone = Some(incarnation);
                     }
                 }
                 Err(error) => {
