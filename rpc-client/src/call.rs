@@ -152,8 +152,7 @@ impl Inner {
         options: &CallOptions,
     ) -> Result<Success, Error> {
         let started = Instant::now();
-        let timeout = options.timeout.unwrap_or(self.config.call_timeout);
-        let deadline = Deadline::after(started, timeout);
+        let (timeout, deadline) = options.time(self.config.call_timeout, started);
         let request = Request { method, params, options, started, timeout, deadline };
         let asked = Asked { method: method_hash(method), key: options.key.as_deref().map(hash) };
         self.budget.call();
@@ -422,10 +421,9 @@ impl Inner {
     }
 
     pub(crate) async fn notify<P: Serialize + ?Sized>(&self, method: &str, params: &P) -> Result<(), Error> {
-        let timeout = self.config.call_timeout;
         let started = Instant::now();
-        let deadline = Deadline::after(started, timeout);
         let options = CallOptions::default();
+        let (timeout, deadline) = options.time(self.config.call_timeout, started);
         let request = Request { method, params, options: &options, started, timeout, deadline };
         let asked = Asked { method: method_hash(method), key: None };
         let mut progress = Progress::default();

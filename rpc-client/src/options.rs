@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use crate::schedule::Schedule;
 use crate::write_back;
+use rpc_core::Deadline;
 use rpc_core::protocol::{CALL_TIMEOUT, CONNECT_TIMEOUT, MESSAGE_BYTES_MAX};
+use tokio::time::Instant;
 
 /// Limits and times of a client.
 #[derive(Clone, Debug)]
@@ -62,7 +64,8 @@ impl CallOptions {
         Self::default()
     }
 
-    /// The time that the whole call has, all attempts together.
+    /// The time that the whole call has, all attempts together. A call that a handler of a server
+    /// makes ends with the handler's own deadline at the latest.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -83,6 +86,16 @@ impl CallOptions {
     pub fn idempotent(mut self) -> Self {
         self.idempotent = true;
         self
+    }
+
+    /// How long the call has, and until when. Within a handler of a server, not longer than that has.
+    pub(crate) fn time(&self, default: Duration, now: Instant) -> (Duration, Deadline) {
+        let timeout = self.timeout.unwrap_or(default);
+        let deadline = Deadline::after(now, timeout);
+        match Deadline::current() {
+            Some(rest) if rest < deadline => (rest.remaining(now), rest),
+            _ => (timeout, deadline),
+        }
     }
 
     /// Records how nodes were chosen, so that the reply can explain it.

@@ -1,5 +1,6 @@
 //! When a call has to be over.
 
+use std::cell::Cell;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -9,7 +10,30 @@ use tokio::time::Instant;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Deadline(Instant);
 
+thread_local! {
+    static CURRENT: Cell<Option<Deadline>> = const { Cell::new(None) };
+}
+
 impl Deadline {
+    /// The deadline of the call whose handler is being polled on this thread, if it has one. Calls
+    /// that a handler makes end by then, however much time they ask for. A task that a handler
+    /// spawns is on its own, and has none.
+    pub fn current() -> Option<Self> {
+        CURRENT.get()
+    }
+
+    /// Runs `f` with `deadline` as the current one. For servers, around each poll of a handler.
+    pub fn within<R>(deadline: Option<Self>, f: impl FnOnce() -> R) -> R {
+        struct Restore(Option<Deadline>);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                CURRENT.set(self.0);
+            }
+        }
+        let _restore = Restore(CURRENT.replace(deadline));
+        f()
+    }
+
     /// The deadline `timeout` after `now`; a timeout too long to represent counts as thirty years.
     pub fn after(now: Instant, timeout: Duration) -> Self {
         const FAR: Duration = Duration::from_secs(30 * 365 * 86_400);
@@ -47,6 +71,20 @@ pub fn whole_ms(time: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_current_deadline_ends_with_its_scope_also_by_a_panic() {
+        let now = Instant::now();
+        let [outer, inner] = [2, 1].map(|s| Some(Deadline::after(now, Duration::from_secs(s))));
+        Deadline::within(outer, || {
+            Deadline::within(inner, || assert_eq!(Deadline::current(), inner));
+            assert_eq!(Deadline::current(), outer);
+            Deadline::within(None, || assert_eq!(Deadline::current(), None));
+            std::panic::catch_unwind(|| Deadline::within(inner, || panic!("as a handler does"))).unwrap_err();
+            assert_eq!(Deadline::current(), outer);
+        });
+        assert_eq!(Deadline::current(), None);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn remaining_is_rounded_up_and_never_negative() {

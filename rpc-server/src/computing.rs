@@ -5,9 +5,12 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use futures_util::future::{AbortHandle, Abortable};
+use rpc_core::protocol::code;
 use rpc_core::wire::Id;
+use rpc_core::{Deadline, RpcError};
 use tokio::runtime::Handle;
 use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::Instant;
 
 use crate::handler::{BoxInvocation, Invocation};
 use crate::load::Account;
@@ -20,15 +23,26 @@ struct Computing {
     abort: AbortHandle,
 }
 
-/// Moves a call to the blocking pool. It writes its answer, to the request `id`, there.
-pub(crate) fn on_blocking_pool(mut invocation: BoxInvocation, id: Option<Id<'static>>, limit: usize) -> BoxInvocation {
+/// Moves a call to the blocking pool. It writes its answer, to the request `id`, there. While others
+/// occupy the pool it waits, and does not run if its time is over by then.
+pub(crate) fn on_blocking_pool(
+    mut invocation: BoxInvocation,
+    id: Option<Id<'static>>,
+    deadline: Option<Deadline>,
+    limit: usize,
+) -> BoxInvocation {
     let runtime = Handle::current();
     let (abort, registration) = AbortHandle::new_pair();
     let task = spawn_blocking(move || {
-        let mut answer = Vec::new();
+        let (mut answer, mut waited) = (Vec::new(), true);
         let run = poll_fn(|cx| {
             let mut account = Account::None;
             let mut reply = Reply { out: &mut answer, id: id.as_ref(), limit, account: &mut account };
+            if waited && deadline.is_some_and(|d| d.is_over(Instant::now())) {
+                reply.error(&RpcError::new(code::DEADLINE_EXCEEDED, "the caller's time was over before it could run"));
+                return Poll::Ready(());
+            }
+            waited = false;
             poll_caught(&mut invocation, cx, &mut reply)
         });
         // Aborted: nobody waits for the answer.
@@ -47,7 +61,7 @@ impl Invocation for Computing {
             }
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => reply.error(&panicked(&*panic)),
-                Err(_) => reply.error(&rpc_core::RpcError::internal("the server is stopping")),
+                Err(_) => reply.error(&RpcError::internal("the server is stopping")),
             },
         }
         Poll::Ready(())

@@ -12,7 +12,8 @@ use tokio::time::Instant;
 pub struct Context {
     /// The caller's socket address.
     pub peer: SocketAddr,
-    /// When the caller stops waiting, if it said so.
+    /// When the caller stops waiting, if it said so. Calls that the handler makes end by then too; a
+    /// task that it spawns is on its own.
     pub deadline: Option<Deadline>,
     /// The caller's key, if it gave one.
     pub key: Option<String>,

@@ -6,8 +6,8 @@ use std::pin::Pin;
 use std::task::{self, Poll};
 
 use pin_project_lite::pin_project;
-use rpc_core::RpcError;
 use rpc_core::wire::read_json;
+use rpc_core::{Deadline, RpcError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
@@ -52,7 +52,7 @@ impl Method {
         R: Serialize + Send + 'static,
         E: Into<RpcError> + Send + 'static,
     {
-        let start = move |call: &Call<'_>| Ok(invoke(function(params(call)?)));
+        let start = move |call: &Call<'_>| Ok(invoke(function(params(call)?), call.deadline()));
         Self::from_start(name.into(), start)
     }
 
@@ -65,7 +65,7 @@ impl Method {
         R: Serialize + Send + 'static,
         E: Into<RpcError> + Send + 'static,
     {
-        let start = move |call: &Call<'_>| Ok(invoke(function(call.context(), params(call)?)));
+        let start = move |call: &Call<'_>| Ok(invoke(function(call.context(), params(call)?), call.deadline()));
         Self::from_start(name.into(), start)
     }
 
@@ -130,18 +130,20 @@ pin_project! {
     struct Typed<Fut, R, E> {
         #[pin]
         future: Fut,
+        // The calls that the handler makes have no more time than it has itself.
+        deadline: Option<Deadline>,
         // Its results are only ever produced, so that sending this needs nothing of them.
         types: PhantomData<fn() -> (R, E)>,
     }
 }
 
-fn invoke<Fut, R, E>(future: Fut) -> BoxInvocation
+fn invoke<Fut, R, E>(future: Fut, deadline: Option<Deadline>) -> BoxInvocation
 where
     Fut: Future<Output = Result<R, E>> + Send + 'static,
     R: Serialize + 'static,
     E: Into<RpcError> + 'static,
 {
-    Box::pin(Typed { future, types: PhantomData })
+    Box::pin(Typed { future, deadline, types: PhantomData })
 }
 
 impl<Fut, R, E> Invocation for Typed<Fut, R, E>
@@ -152,7 +154,8 @@ where
 {
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut task::Context<'_>, reply: &mut Reply<'_>) -> Poll<()> {
-        let outcome = task::ready!(self.project().future.poll(cx));
+        let this = self.project();
+        let outcome = task::ready!(Deadline::within(*this.deadline, || this.future.poll(cx)));
         reply.outcome(outcome.map_err(Into::into));
         Poll::Ready(())
     }

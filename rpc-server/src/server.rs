@@ -316,7 +316,7 @@ impl Shared {
             .unwrap_or_else(|panic| Err(panicked(&*panic)))?;
         if method.computes {
             let id = call.request.id.clone().map(Id::into_owned);
-            return Ok(on_blocking_pool(invocation, id, self.config.message_bytes_max));
+            return Ok(on_blocking_pool(invocation, id, call.deadline(), self.config.message_bytes_max));
         }
         Ok(invocation)
     }

@@ -5,6 +5,7 @@ mod acceptance;
 mod balance;
 mod call;
 mod cli;
+mod deadline;
 mod discovery;
 mod failover;
 mod protocol;
