@@ -16,7 +16,7 @@ use crate::expire::ExpiryJob;
 use crate::pool::Pool;
 use crate::report::Reporter;
 use crate::retry_budget::SharedBudget;
-use crate::snapshot::NodeStatus;
+use crate::snapshot::{ClientUsage, NodeStatus};
 use crate::{CallOptions, ClientConfig, Reply};
 
 /// Calls the servers of one registry. A handle: clones are cheap and share everything. When the
@@ -177,6 +177,11 @@ impl Client {
     /// The registry and how fresh its list is.
     pub fn registry_state(&self) -> RegistryState {
         self.inner.registry_state()
+    }
+
+    /// What this client and its clones hold at the moment: for metrics, and to find leaks.
+    pub fn usage(&self) -> ClientUsage {
+        self.inner.pool.snapshot().usage()
     }
 
     /// Waits until the list was read and every node in it is connected or has failed once, or

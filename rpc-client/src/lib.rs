@@ -41,4 +41,4 @@ pub use client::{Client, ClientBuilder};
 pub use options::{CallOptions, ClientConfig};
 pub use rpc_core::{Attempt, Error, ErrorKind, RegistryState, RpcError};
 pub use schedule::Schedule;
-pub use snapshot::{ConnectionState, NodeStatus};
+pub use snapshot::{ClientUsage, ConnectionState, NodeStatus};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rpc_core::registry::Member;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use crate::balance::{NodeView, View};
@@ -28,6 +28,8 @@ pub(crate) struct Listed {
     pub(crate) node: Arc<Node>,
     pub(crate) member: Member,
     pub(crate) connection: ConnectionState,
+    /// Its open connections, silent ones included.
+    pub(crate) channels: Vec<Arc<Channel>>,
     /// Whether a call that finds no node does well to wait for this one.
     pub(crate) hopeful: bool,
     pub(crate) trouble: Option<Arc<str>>,
@@ -119,7 +121,7 @@ impl View for SnapshotView<'_> {
 }
 
 /// A node in the list, for people and programs that look.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NodeStatus {
     /// Its address.
     pub node: SocketAddr,
@@ -145,8 +147,33 @@ pub struct NodeStatus {
     pub trouble: Option<String>,
 }
 
+/// What a client holds at a moment. Without calls in progress, `calls` and `unsent_bytes` are 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClientUsage {
+    /// Open connections to nodes that are in the list and do not leave.
+    pub connections: usize,
+    /// Entries in the tables of these connections: calls that wait for an answer, and answers
+    /// that their callers have not taken yet.
+    pub calls: usize,
+    /// Bytes of requests that the sockets have not taken yet.
+    pub unsent_bytes: usize,
+}
+
+impl Snapshot {
+    pub(crate) fn usage(&self) -> ClientUsage {
+        let mut usage = ClientUsage::default();
+        for channel in self.all.iter().flat_map(|listed| &listed.channels) {
+            let (calls, unsent_bytes) = channel.held();
+            usage.connections += 1;
+            usage.calls += calls;
+            usage.unsent_bytes += unsent_bytes;
+        }
+        usage
+    }
+}
+
 /// Where this client stands with a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ConnectionState {
     /// A connection is being made, or will be tried again.

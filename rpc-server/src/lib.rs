@@ -34,4 +34,4 @@ mod server;
 pub use context::Context;
 pub use handler::Method;
 pub use rpc_core::{Error, ErrorKind, RpcError};
-pub use server::{Server, ServerBuilder, ServerConfig};
+pub use server::{Server, ServerBuilder, ServerConfig, ServerUsage};

@@ -18,6 +18,11 @@ impl Load {
         Self(Mutex::new(LoadMeter::new(concurrency, Instant::now())))
     }
 
+    /// Requests in progress.
+    pub(crate) fn in_flight(&self) -> u32 {
+        self.0.lock().in_flight()
+    }
+
     /// The load, and how long the method takes.
     pub(crate) fn report(&self, method: u32) -> LoadReport {
         self.0.lock().report(Instant::now(), method)

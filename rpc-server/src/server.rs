@@ -11,6 +11,7 @@ use rpc_core::protocol::{self, MESSAGE_BYTES_CEILING, MESSAGE_BYTES_MAX, code};
 use rpc_core::registry::{Registration, RegistrationStatus, Registry, RegistryUrl, Target};
 use rpc_core::wire::{Id, LoadText, Request};
 use rpc_core::{Error, ErrorKind, NodeRecord, NodeState, RpcError, net, registry};
+use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -175,7 +176,8 @@ impl ServerBuilder {
             load: Arc::new(Load::new(concurrency)),
         };
         let registration = registry.as_ref().map(|registry| registry.register(advertised, record));
-        Ok(Server { listener, bound, advertised, registry, registration, shared: Arc::new(shared) })
+        let links = Arc::default();
+        Ok(Server { listener, bound, advertised, registry, registration, links, shared: Arc::new(shared) })
     }
 }
 
@@ -186,7 +188,17 @@ pub struct Server {
     advertised: SocketAddr,
     registry: Option<Arc<dyn Registry>>,
     registration: Option<Registration>,
+    links: Arc<Links>,
     pub(crate) shared: Arc<Shared>,
+}
+
+/// What a server holds at a moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerUsage {
+    /// Open connections.
+    pub connections: usize,
+    /// Calls in progress: handlers that have begun and have not answered.
+    pub calls: usize,
 }
 
 /// What all connections of a server share.
@@ -225,13 +237,19 @@ impl Server {
         self.registration.as_ref().map(Registration::status)
     }
 
+    /// Tells, now and while the server serves, what it holds: for metrics, and to find leaks.
+    pub fn usage(&self) -> impl Fn() -> ServerUsage + Send + Sync + 'static {
+        let (links, load) = (self.links.clone(), self.shared.load.clone());
+        move || ServerUsage { connections: links.len(), calls: load.in_flight() as usize }
+    }
+
     /// Serves until `shutdown` is ready, then drains: tells the registry and the clients, answers
     /// what it has, for up to [`ServerConfig::drain_timeout`], deletes its entry and closes.
     ///
     /// # Cancellation
     /// Dropping the future closes all connections at once and withdraws in the background.
     pub async fn serve(self, shutdown: impl Future<Output = ()>) {
-        let links = Arc::new(Links::default());
+        let links = self.links.clone();
         let mut connections = JoinSet::new();
         let accept = async {
             loop {

@@ -178,6 +178,14 @@ impl Channel {
         freed.await;
     }
 
+    /// Entries of the table of calls, and bytes that the socket has not taken yet.
+    pub(crate) fn held(&self) -> (usize, usize) {
+        let state = self.shared.state.lock();
+        let written = self.shared.written.load(Ordering::Acquire);
+        let unsent = (state.taken + state.out.len() as u64).saturating_sub(written);
+        (state.slots.taken(), usize::try_from(unsent).unwrap_or(usize::MAX))
+    }
+
     /// The last round trip measured, of a hello or a ping.
     pub(crate) fn round_trip(&self) -> Duration {
         self.shared.state.lock().liveness.round_trip()

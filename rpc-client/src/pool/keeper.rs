@@ -299,6 +299,7 @@ impl Entry {
             node: self.node.clone(),
             member: self.member.clone(),
             connection,
+            channels: self.connections.iter().filter_map(|c| c.channel.clone()).collect(),
             hopeful: self.is_hopeful(),
             trouble: self.trouble.clone(),
         }
