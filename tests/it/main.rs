@@ -4,6 +4,7 @@
 mod acceptance;
 mod balance;
 mod call;
+mod chaos;
 mod cli;
 mod deadline;
 mod discovery;

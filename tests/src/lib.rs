@@ -1,6 +1,7 @@
 //! What the tests share.
 
 pub mod binaries;
+pub mod chaos;
 pub mod cluster;
 pub mod conformance;
 pub mod link;
@@ -9,4 +10,5 @@ pub mod process;
 pub mod puppet;
 pub mod raw;
 pub mod shell_blocks;
+mod socket_owner;
 pub mod zk;

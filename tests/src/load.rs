@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use rpc_client::Error;
-use tokio::task::JoinHandle;
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio::time::{Instant, interval};
 
 use crate::cluster::{SOON, until};
 
@@ -70,6 +73,60 @@ impl<T: Send + 'static> Load<T> {
             outcomes.extend(task.await.expect("calls do not panic"));
         }
         outcomes
+    }
+}
+
+/// A call of an [`OpenLoad`].
+#[derive(Debug)]
+pub struct Timed<T> {
+    /// Its number.
+    pub number: u64,
+    /// When it was begun.
+    pub began: Instant,
+    /// When it ended.
+    pub ended: Instant,
+    /// What came of it.
+    pub outcome: Result<T, Error>,
+}
+
+/// Calls begun at a fixed rate, whatever comes of them, until told to stop.
+#[derive(Debug)]
+pub struct OpenLoad<T> {
+    stop: watch::Sender<bool>,
+    running: JoinHandle<JoinSet<Timed<T>>>,
+}
+
+impl<T: Send + 'static> OpenLoad<T> {
+    /// Begins so many calls a second, numbered from 0.
+    pub fn start<F, Fut>(per_second: u32, call: F) -> Self
+    where
+        F: Fn(u64) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<T, Error>> + Send + 'static,
+    {
+        let (stop, mut stopped) = watch::channel(false);
+        let running = tokio::spawn(async move {
+            let (mut calls, mut pace) = (JoinSet::new(), interval(Duration::from_secs(1) / per_second));
+            for number in 0.. {
+                tokio::select! {
+                    _ = stopped.changed() => break,
+                    _ = pace.tick() => {}
+                }
+                let began = Instant::now();
+                let called = call(number);
+                calls.spawn(async move { Timed { number, began, outcome: called.await, ended: Instant::now() } });
+            }
+            calls
+        });
+        Self { stop, running }
+    }
+
+    /// Begins no more calls, lets those in flight end and returns what came of all.
+    ///
+    /// # Panics
+    /// When a call did.
+    pub async fn stop(self) -> Vec<Timed<T>> {
+        self.stop.send_replace(true);
+        self.running.await.expect("it does not panic").join_all().await
     }
 }
 

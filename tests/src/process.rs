@@ -1,6 +1,6 @@
 //! Child processes whose output is read line by line and which never outlive their test.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -50,9 +50,21 @@ impl Process {
     ///
     /// # Panics
     /// When the program cannot be started.
-    pub fn start(mut command: Command) -> Self {
+    pub fn start(command: Command) -> Self {
+        Self::start_with(command, Stdio::null())
+    }
+
+    /// Starts `command` with an input, for [`Process::say`]. It ends when this process does.
+    ///
+    /// # Panics
+    /// When the program cannot be started.
+    pub fn start_listening(command: Command) -> Self {
+        Self::start_with(command, Stdio::piped())
+    }
+
+    fn start_with(mut command: Command, input: Stdio) -> Self {
         let name = format!("{command:?}");
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let mut child = command.spawn().unwrap_or_else(|e| panic!("{name} does not start: {e}"));
         let (publish, seen) = watch::channel(Seen { open: 2, ..Seen::default() });
         let publish = Arc::new(publish);
@@ -72,6 +84,20 @@ impl Process {
     /// All that was seen of it so far.
     pub fn seen(&self) -> Seen {
         self.seen.borrow().clone()
+    }
+
+    /// What `look` finds in all that was seen so far.
+    pub fn look<T>(&self, look: impl FnOnce(&Seen) -> T) -> T {
+        look(&self.seen.borrow())
+    }
+
+    /// Writes a line to its input; nothing happens when it has ended.
+    ///
+    /// # Panics
+    /// When it was started without input.
+    pub fn say(&self, line: &str) {
+        let mut input = self.child.stdin.as_ref().expect("it was started with an input");
+        let _ = input.write_all(format!("{line}\n").as_bytes());
     }
 
     /// Sends `signal` to the process alone; nothing happens when it has ended.

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -109,6 +109,17 @@ impl ZooKeeper {
     pub fn servers(&self) -> String {
         let servers: Vec<_> = self.servers.iter().map(|s| format!("127.0.0.1:{}", s.port)).collect();
         servers.join(",")
+    }
+
+    /// Where each server listens for clients.
+    pub fn addrs(&self) -> Vec<SocketAddr> {
+        self.servers.iter().map(|s| (Ipv4Addr::LOCALHOST, s.port).into()).collect()
+    }
+
+    /// How many servers there are.
+    #[expect(clippy::len_without_is_empty, reason = "there is always one")]
+    pub fn len(&self) -> usize {
+        self.servers.len()
     }
 
     /// The URL of a namespace, with the session timeout for tests.

@@ -3,12 +3,15 @@
 //! `registrant node URL ADDR` registers, says `registered` and stays. `registrant lead URL` says
 //! `waiting`, takes part in the election for `job`, says `leading SLOT` with the slot it has
 //! claimed, and stays.
+//! `registrant claim URL` claims one slot after the other while it leads, and says `claimed SLOT` each
+//! time, and `not leading` when it does not any more.
 //! `registrant count URL ADDR N` adds N to the response time of an entry, one by one, and ends.
 #![expect(clippy::print_stdout, reason = "the tests read what it prints")]
 
 use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rpc_core::NodeRecord;
 use rpc_core::registry::{RegistrationStatus, Registry, UpdateError, open};
@@ -21,6 +24,7 @@ async fn main() {
     match arguments[..] {
         ["node", _, addr] => node(registry, addr.parse().expect("an address")).await,
         ["lead", _] => lead(registry).await,
+        ["claim", _] => claim(registry).await,
         ["count", _, addr, n] => {
             count(registry, addr.parse().expect("an address"), n.parse().expect("a number")).await;
         }
@@ -46,6 +50,27 @@ async fn lead(registry: Arc<dyn Registry>) {
     }
     println!("leading {slot}");
     pending().await
+}
+
+async fn claim(registry: Arc<dyn Registry>) {
+    let mut candidate = registry.coordination().expect("it can coordinate").elect("job");
+    println!("waiting");
+    let mut slot = 0;
+    loop {
+        let lease = candidate.wait_for(Option::is_some).await.expect("it is alive").clone();
+        let lease = lease.expect("it was waited for");
+        while candidate.borrow().is_some() {
+            slot += 1;
+            match lease.claim(slot).await {
+                Ok(true) => println!("claimed {slot}"),
+                // Somebody else has had it.
+                Ok(false) => {}
+                Err(_) => break,
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        println!("not leading");
+    }
 }
 
 async fn count(registry: Arc<dyn Registry>, addr: SocketAddr, n: u64) {
