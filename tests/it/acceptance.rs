@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use rpc_client::{CallOptions, Client, Reply};
 use rpc_tests::binaries;
@@ -286,9 +287,8 @@ async fn when_the_client_that_resets_is_killed_another_takes_over() {
     assert!(age >= Duration::from_millis(4_950) && age < within, "{age:?}");
 }
 
-/// ZooKeeper is away for 20 s while calls go on.
-async fn outage(empty: bool) {
-    let zk = ZooKeeper::standalone().await;
+/// The whole ensemble is away for 20 s, or a minute in the long tests, while calls go on.
+async fn outage(zk: ZooKeeper, empty: bool) {
     let url = zk.url("rpc");
     let mut servers = Vec::new();
     for _ in 0..3 {
@@ -298,15 +298,15 @@ async fn outage(empty: bool) {
     connected(&client, 3).await;
     let calling = load(&client, 4);
     calling.more(100).await;
-    zk.kill(0);
-    let end = Instant::now() + Duration::from_secs(20);
+    (0..zk.len()).for_each(|n| zk.kill(n));
+    let end = Instant::now() + Duration::from_secs(if long() { 60 } else { 20 });
     while Instant::now() < end {
         calling.more(100).await;
     }
     if empty {
-        zk.wipe(0);
+        (0..zk.len()).for_each(|n| zk.wipe(n));
     }
-    zk.start(0).await;
+    join_all((0..zk.len()).map(|n| zk.start(n))).await;
     let back = Instant::now();
     let observer = Observer::new(&zk).await;
     let expected: Vec<String> = servers.iter().map(|(_, addr)| addr.to_string()).collect();
@@ -337,12 +337,12 @@ async fn outage(empty: bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outage_of_zookeeper_fails_no_call() {
-    outage(false).await;
+    outage(ZooKeeper::ensemble().await, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_zookeeper_that_comes_back_empty_fails_no_call() {
-    outage(true).await;
+    outage(ZooKeeper::standalone().await, true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
