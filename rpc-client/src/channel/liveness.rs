@@ -17,10 +17,16 @@ pub(crate) const BUSY_SILENCE: Duration = Duration::from_millis(250);
 /// How long that ping may stay unanswered before the node is suspect.
 pub(crate) const SUSPECT_AFTER: Duration = Duration::from_millis(250);
 
+/// When a check comes so much later than it was due, this process stood still (a suspended machine, a
+/// stopped process). What the node sent meanwhile waits to be read, and its silence proves nothing.
+const OVERSLEPT: Duration = Duration::from_secs(1);
+
 /// Any byte received counts as life.
 #[derive(Debug)]
 pub(crate) struct Liveness {
     last_received: Instant,
+    /// When the next check is due.
+    due: Option<Instant>,
     /// Since when calls wait without a pause.
     busy_since: Option<Instant>,
     /// The first ping since the last byte, and how many went out.
@@ -46,7 +52,8 @@ impl Liveness {
     /// `random`: 64 random bits, which spread the idle pings by 20 %.
     pub(crate) fn new(now: Instant, round_trip: Duration, random: u64) -> Self {
         let share = 0.8 + 0.2 * (random >> 11) as f64 / (1u64 << 53) as f64;
-        Self { last_received: now, busy_since: None, pinged: None, round_trip, idle_ping: IDLE_PING.mul_f64(share) }
+        let idle_ping = IDLE_PING.mul_f64(share);
+        Self { last_received: now, due: None, busy_since: None, pinged: None, round_trip, idle_ping }
     }
 
     /// Bytes arrived; `busy` says whether calls still wait.
@@ -82,6 +89,9 @@ impl Liveness {
 
     /// What the silence up to `now` means. A `Ping` is taken as sent.
     pub(crate) fn verdict(&mut self, now: Instant) -> Verdict {
+        if self.due.take().is_some_and(|due| now.saturating_duration_since(due) >= OVERSLEPT) {
+            return self.wait_anew(now);
+        }
         match self.pinged {
             Some((first, count)) => {
                 let waited = now.saturating_duration_since(first);
@@ -109,8 +119,22 @@ impl Liveness {
         }
     }
 
+    /// Every wait begins again, with a ping if none is under way.
+    fn wait_anew(&mut self, now: Instant) -> Verdict {
+        self.busy_since = self.busy_since.map(|_| now);
+        let (count, verdict) = self.pinged.map_or((1, Verdict::Ping), |(_, count)| (count, Verdict::Fine));
+        self.pinged = Some((now, count));
+        verdict
+    }
+
     /// When to ask for the next verdict, if nothing else happens.
-    pub(crate) fn next_check(&self, now: Instant) -> Instant {
+    pub(crate) fn next_check(&mut self, now: Instant) -> Instant {
+        let at = self.next_due(now);
+        self.due = Some(at);
+        at
+    }
+
+    fn next_due(&self, now: Instant) -> Instant {
         let idle = self.last_received + self.idle_ping;
         match (self.pinged, self.busy_since) {
             (Some((first, count)), busy) => {
@@ -175,6 +199,30 @@ mod tests {
         assert_eq!(now - sent, BUSY_SILENCE + SUSPECT_AFTER);
         liveness.received(now + RTT, true);
         assert_eq!(liveness.verdict(now + RTT), Verdict::Fine);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn while_this_process_stands_still_the_node_is_not_silent() {
+        let start = Instant::now();
+        for busy in [false, true] {
+            let (mut now, mut liveness) = (start, Liveness::new(start, RTT, u64::MAX));
+            if busy {
+                liveness.sent(now);
+            }
+            // First without a ping under way, then with one whose answer waits to be read.
+            for verdict in [Verdict::Ping, Verdict::Fine] {
+                liveness.next_check(now);
+                now += Duration::from_secs(3600);
+                assert_eq!(liveness.verdict(now), verdict);
+            }
+            // Without an answer it is as it ever was.
+            let resumed = now;
+            let expected: &[_] = if busy { &[Verdict::Suspect] } else { &[Verdict::Ping, Verdict::Dead] };
+            for verdict in expected {
+                assert_eq!(next_verdict(&mut liveness, &mut now), *verdict);
+            }
+            assert!(now - resumed <= PING_WAIT * 2, "{:?}", now - resumed);
+        }
     }
 
     #[tokio::test(start_paused = true)]
