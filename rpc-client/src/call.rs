@@ -415,7 +415,7 @@ impl Inner {
         let Some(kind) = progress.last.take() else {
             let troubles = snapshot.all.iter().filter_map(|l| Some((l.member.addr, l.trouble.as_ref()?)));
             attempts.extend(troubles.map(|(node, trouble)| attempt(node, Duration::ZERO, trouble)));
-            return self.error(ErrorKind::NoNode, attempts);
+            return self.error(snapshot.no_node(), attempts);
         };
         self.error(kind, attempts)
     }

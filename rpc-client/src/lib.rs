@@ -39,6 +39,9 @@ mod write_back;
 pub use call::Reply;
 pub use client::{Client, ClientBuilder};
 pub use options::{CallOptions, ClientConfig};
+pub use rpc_core::secret::{Secret, Token};
+#[cfg(feature = "tls")]
+pub use rpc_core::tls::{ClientTls, ClientTlsFiles};
 pub use rpc_core::{Attempt, Error, ErrorKind, RegistryState, RpcError};
 pub use schedule::Schedule;
 pub use snapshot::{ClientUsage, ConnectionState, NodeStatus};

@@ -6,6 +6,7 @@ use crate::schedule::Schedule;
 use crate::write_back;
 use rpc_core::Deadline;
 use rpc_core::protocol::{CALL_TIMEOUT, CONNECT_TIMEOUT, MESSAGE_BYTES_MAX};
+use rpc_core::secret::Token;
 use tokio::time::Instant;
 
 /// Limits and times of a client.
@@ -32,6 +33,12 @@ pub struct ClientConfig {
     /// When the expiry job (requirement S7) runs; none in a client that takes no part in it, such
     /// as one that lives for a single call. Default: every 5 s.
     pub expiry: Option<Schedule>,
+    /// What to say to servers that want to know who calls. Without TLS, whoever can read what goes
+    /// over the network learns it. Default: nothing.
+    pub token: Option<Token>,
+    /// Connections are encrypted, and servers have to show a certificate. Default: not.
+    #[cfg(feature = "tls")]
+    pub tls: Option<rpc_core::tls::ClientTls>,
 }
 
 impl Default for ClientConfig {
@@ -45,6 +52,9 @@ impl Default for ClientConfig {
             write_back: true,
             write_interval: write_back::INTERVAL,
             expiry: Some(Schedule::default()),
+            token: None,
+            #[cfg(feature = "tls")]
+            tls: None,
         }
     }
 }

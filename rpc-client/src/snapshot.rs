@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rpc_core::registry::Member;
+use rpc_core::{ErrorKind, RpcError};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
@@ -33,6 +34,16 @@ pub(crate) struct Listed {
     /// Whether a call that finds no node does well to wait for this one.
     pub(crate) hopeful: bool,
     pub(crate) trouble: Option<Arc<str>>,
+    /// What the node answered to hello, if trying again will not change it.
+    pub(crate) refusal: Option<RpcError>,
+}
+
+impl Snapshot {
+    /// Why no node can be used: that one of them does not want this client, if so.
+    pub(crate) fn no_node(&self) -> ErrorKind {
+        let refusal = self.all.iter().find_map(|l| Some((l.member.addr, l.refusal.clone()?)));
+        refusal.map_or(ErrorKind::NoNode, |(node, error)| ErrorKind::Remote { node, error })
+    }
 }
 
 impl Listed {

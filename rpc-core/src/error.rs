@@ -220,6 +220,15 @@ impl Error {
             ErrorKind::Remote { error, .. } if error.code == code::INVALID_PARAMS => {
                 "correct the params; the message names the member that does not fit"
             }
+            ErrorKind::Remote { error, .. } if error.code == code::UNAUTHENTICATED => {
+                "give a token that the servers know, with --token-file or RPC_TOKEN"
+            }
+            ErrorKind::Remote { error, .. } if error.code == code::PERMISSION_DENIED => {
+                "the server's access file says what each caller may call"
+            }
+            ErrorKind::Remote { error, .. } if error.code == code::TLS_REQUIRED => {
+                "give the certificate of the servers' authority with --tls-ca"
+            }
             ErrorKind::Remote { .. } => "the server answered so; its log may say more",
             ErrorKind::Transport { sent: true, .. } => {
                 "the call may have run; repeat it, or mark it idempotent so that it is repeated for you"

@@ -1,8 +1,8 @@
 //! What the client and the server share: the wire, errors, deadlines, node records and the
 //! registries that servers register in and clients watch.
 //!
-//! Nothing here knows of a client or a server. I/O happens in `net` and under `registry` only;
-//! everything else is pure and takes the time and random numbers it needs as arguments.
+//! Nothing here knows of a client or a server. I/O happens in `net`, `tls`, `reloaded`, `secret`
+//! and under `registry` only; everything else is pure and takes the time and random numbers it needs as arguments.
 
 pub mod backoff;
 mod deadline;
@@ -13,6 +13,10 @@ pub mod net;
 mod node_record;
 pub mod protocol;
 pub mod registry;
+pub mod reloaded;
+pub mod secret;
+#[cfg(feature = "tls")]
+pub mod tls;
 pub mod wire;
 
 pub use deadline::{Deadline, whole_ms};

@@ -1,4 +1,4 @@
-//! Sockets. The only file that names `TcpStream`; TLS will come in here.
+//! Sockets. The only file that names `TcpStream`; `tls` goes around them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -6,6 +6,9 @@ use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
+
+/// A connection without TLS.
+pub type Stream = TcpStream;
 
 /// Connections that wait for `accept`. The kernel caps it at `net.core.somaxconn`.
 const BACKLOG: u32 = 1024;
@@ -46,6 +49,15 @@ pub async fn accept(listener: &TcpListener) -> io::Result<(TcpStream, SocketAddr
     let (stream, peer) = listener.accept().await?;
     configure(&stream)?;
     Ok((stream, peer))
+}
+
+/// The first byte that the peer sends, which stays to be read; none if it closes before.
+///
+/// # Errors
+/// The connection broke.
+pub async fn first_byte(stream: &TcpStream) -> io::Result<Option<u8>> {
+    let mut byte = [0];
+    Ok((stream.peek(&mut byte).await? > 0).then_some(byte[0]))
 }
 
 fn configure(stream: &TcpStream) -> io::Result<()> {

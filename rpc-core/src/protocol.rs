@@ -107,6 +107,12 @@ error_codes! {
     WRONG_INCARNATION = -32006, "wrong_incarnation", started: false, retry: true;
     /// The peer speaks another version of the protocol.
     INCOMPATIBLE_VERSION = -32007, "incompatible_version", started: false, retry: true;
+    /// The server speaks TLS only, and closes the connection.
+    TLS_REQUIRED = -32008, "tls_required", started: false, retry: true;
+    /// The caller has not said who it is, or is not believed.
+    UNAUTHENTICATED = -32009, "unauthenticated", started: false, retry: true;
+    /// The caller may not call this method.
+    PERMISSION_DENIED = -32010, "permission_denied", started: false, retry: false;
 }
 
 /// The protocol's error code with this number.

@@ -1,10 +1,13 @@
 //! What a handler can know about the call besides its params.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use rpc_core::Deadline;
 use rpc_core::wire::Request;
 use tokio::time::Instant;
+
+use crate::access::Caller;
 
 /// What a handler can know about the call besides its params. The handler's future is dropped when
 /// the caller takes the call back, its connection closes, or the deadline passes.
@@ -12,6 +15,8 @@ use tokio::time::Instant;
 pub struct Context {
     /// The caller's socket address.
     pub peer: SocketAddr,
+    /// Who the caller is, if it had to say so: the name of its token or the name in its certificate.
+    pub identity: Option<Arc<str>>,
     /// When the caller stops waiting, if it said so. Calls that the handler makes end by then too; a
     /// task that it spawns is on its own.
     pub deadline: Option<Deadline>,
@@ -28,6 +33,7 @@ pub(crate) struct Call<'a> {
     pub(crate) request: &'a Request<'a>,
     pub(crate) peer: SocketAddr,
     pub(crate) received: Instant,
+    pub(crate) caller: &'a Caller,
 }
 
 impl Call<'_> {
@@ -40,6 +46,7 @@ impl Call<'_> {
         let meta = &self.request.meta;
         Context {
             peer: self.peer,
+            identity: self.caller.name().cloned(),
             deadline: self.deadline(),
             key: meta.key.as_deref().map(str::to_owned),
             attempt: meta.attempt,

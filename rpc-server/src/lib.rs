@@ -19,6 +19,7 @@
 //! - One task per connection reads, polls handlers in place and writes all answers of a read with
 //!   one system call.
 
+mod access;
 mod computing;
 mod connection;
 mod context;
@@ -29,9 +30,15 @@ mod load;
 mod pending;
 mod reply;
 mod router;
+#[cfg(feature = "tls")]
+mod secure;
 mod server;
 
+pub use access::Access;
 pub use context::Context;
 pub use handler::Method;
+pub use rpc_core::secret::Secret;
+#[cfg(feature = "tls")]
+pub use rpc_core::tls::{ServerTls, ServerTlsFiles};
 pub use rpc_core::{Error, ErrorKind, RpcError};
 pub use server::{Server, ServerBuilder, ServerConfig, ServerUsage};

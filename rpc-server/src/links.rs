@@ -12,6 +12,8 @@ use futures_util::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::access::AUTHENTICATE_WITHIN;
+
 /// How often connections are looked at: the resolution of every time below.
 pub(crate) const SWEEP: Duration = Duration::from_secs(1);
 
@@ -36,6 +38,8 @@ pub(crate) mod signal {
     pub(crate) const EXPIRE: u8 = 8;
     /// Give buffers back.
     pub(crate) const RELEASE: u8 = 16;
+    /// Look again who the peer is.
+    pub(crate) const RULES: u8 = 32;
 }
 
 /// What a connection's task and the sweep share.
@@ -45,6 +49,8 @@ pub(crate) struct Link {
     pub(crate) active: AtomicBool,
     /// The peer said hello.
     pub(crate) greeted: AtomicBool,
+    /// The peer has yet to say who it is.
+    pub(crate) stranger: AtomicBool,
     /// Calls are in progress.
     pub(crate) busy: AtomicBool,
     signals: AtomicU8,
@@ -80,6 +86,8 @@ struct Watched {
     link: Arc<Link>,
     /// Sweeps since the last byte.
     silent: u32,
+    /// Sweeps as a stranger.
+    strange: u32,
 }
 
 /// Takes its connection off the list when it is dropped.
@@ -101,7 +109,7 @@ impl Links {
     pub(crate) fn add(self: &Arc<Self>) -> LinkGuard {
         let key = self.next.fetch_add(1, Ordering::Relaxed);
         let link = Arc::new(Link::default());
-        self.links.lock().insert(key, Watched { link: link.clone(), silent: 0 });
+        self.links.lock().insert(key, Watched { link: link.clone(), silent: 0, strange: 0 });
         LinkGuard { links: self.clone(), key, link }
     }
 
@@ -121,7 +129,7 @@ impl Links {
 
     fn sweep(&self) {
         for (key, watched) in self.links.lock().iter_mut() {
-            let Watched { link, silent } = watched;
+            let Watched { link, silent, strange } = watched;
             *silent = if link.active.swap(false, Ordering::Relaxed) { 0 } else { *silent + 1 };
             // Spread over 20 %, so that connections opened together are not pinged together.
             let jitter = (*key % 7) as u32;
@@ -131,6 +139,11 @@ impl Links {
                 if !link.greeted.load(Ordering::Relaxed) {
                     signals &= !signal::CLOSE;
                 }
+            }
+            if link.stranger.load(Ordering::Relaxed) {
+                *strange += 1;
+                // One more, since the first sweep may come at once.
+                signals |= if *strange > AUTHENTICATE_WITHIN { signal::CLOSE } else { 0 };
             }
             link.tell(signals);
         }

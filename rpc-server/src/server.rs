@@ -9,6 +9,7 @@ use std::time::Duration;
 use rpc_core::load::{CONCURRENCY_PER_PERMIT, method_hash};
 use rpc_core::protocol::{self, MESSAGE_BYTES_CEILING, MESSAGE_BYTES_MAX, code};
 use rpc_core::registry::{Registration, RegistrationStatus, Registry, RegistryUrl, Target};
+use rpc_core::reloaded::LOOK_EVERY;
 use rpc_core::wire::{Id, LoadText, Request};
 use rpc_core::{Error, ErrorKind, NodeRecord, NodeState, RpcError, net, registry};
 use serde::{Deserialize, Serialize};
@@ -16,6 +17,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::access::{Access, Caller};
 use crate::computing::on_blocking_pool;
 use crate::connection::Connection;
 use crate::context::Call;
@@ -50,6 +52,11 @@ pub struct ServerConfig {
     /// permits of the pool, or the like, that handlers wait for. Too low only spreads calls more
     /// evenly than needed; too high hides queues.
     pub permits: Option<usize>,
+    /// Who may call what. Default: everybody everything.
+    pub access: Option<Access>,
+    /// Connections are encrypted, and others refused. Default: not.
+    #[cfg(feature = "tls")]
+    pub tls: Option<rpc_core::tls::ServerTls>,
 }
 
 impl Default for ServerConfig {
@@ -59,6 +66,9 @@ impl Default for ServerConfig {
             drain_timeout: Duration::from_secs(15),
             connections_max: 65_536,
             permits: None,
+            access: None,
+            #[cfg(feature = "tls")]
+            tls: None,
         }
     }
 }
@@ -175,6 +185,7 @@ impl ServerBuilder {
             draining: AtomicBool::new(false),
             load: Arc::new(Load::new(concurrency)),
         };
+        warn_if_open(bound, &shared.config);
         let registration = registry.as_ref().map(|registry| registry.register(advertised, record));
         let links = Arc::default();
         Ok(Server { listener, bound, advertised, registry, registration, links, shared: Arc::new(shared) })
@@ -257,7 +268,13 @@ impl Server {
                 tokio::select! {
                     accepted = net::accept(&self.listener) => match accepted {
                         Ok((stream, peer)) if links.len() < self.shared.config.connections_max => {
-                            let connection = Connection::new(stream, peer, self.shared.clone(), links.add());
+                            #[cfg(feature = "tls")]
+                            if let Some(tls) = self.shared.config.tls.clone() {
+                                let run = crate::secure::serve(tls, stream, peer, self.shared.clone(), links.add());
+                                connections.spawn(run);
+                                continue;
+                            }
+                            let connection = Connection::new(stream, peer, &[], self.shared.clone(), links.add());
                             connections.spawn(connection);
                         }
                         Ok((_, peer)) => tracing::warn!(%peer, "connection limit reached; closed"),
@@ -270,7 +287,7 @@ impl Server {
                 }
             }
         };
-        let run = async { tokio::join!(accept, links.sweep_for_ever()) };
+        let run = async { tokio::join!(accept, links.sweep_for_ever(), self.shared.refresh_for_ever(&links)) };
         tokio::pin!(run);
         tokio::pin!(shutdown);
         tokio::select! {
@@ -315,6 +332,7 @@ impl Shared {
     /// Starts a call, or says why it is not.
     #[inline]
     pub(crate) fn start(&self, call: &Call<'_>, leaving: bool) -> Result<BoxInvocation, RpcError> {
+        call.caller.permit(&call.request.method)?;
         if leaving || self.is_draining() {
             return Err(self.draining());
         }
@@ -339,6 +357,25 @@ impl Shared {
         Ok(invocation)
     }
 
+    /// Looks at the files of certificates and rules, so that what is wrong with them is told in time
+    /// and who is no longer let in has to go.
+    async fn refresh_for_ever(&self, links: &Links) {
+        let mut rules = self.config.access.as_ref().map(Access::current);
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            #[cfg(feature = "tls")]
+            if let Some(tls) = &self.config.tls {
+                tls.refresh();
+            }
+            let Some(access) = &self.config.access else { continue };
+            let now = access.current();
+            if rules.as_ref().is_none_or(|before| !Arc::ptr_eq(before, &now)) {
+                rules = Some(now);
+                links.tell_all(signal::RULES);
+            }
+        }
+    }
+
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
     }
@@ -349,14 +386,18 @@ impl Shared {
     }
 
     /// Answers the protocol's own methods that need nothing of the connection.
-    pub(crate) fn reserved(&self, request: &Request<'_>) -> Result<serde_json::Value, RpcError> {
+    pub(crate) fn reserved(&self, request: &Request<'_>, caller: &Caller) -> Result<serde_json::Value, RpcError> {
+        caller.permit(&request.method)?;
         match &*request.method {
             protocol::PING => Ok(serde_json::Value::Null),
             protocol::PROBE => {
                 let load = self.probe(request)?;
                 Ok(serde_json::from_slice(load.as_bytes()).expect("an array of numbers is JSON"))
             }
-            protocol::DISCOVER => Ok(discover::document(&self.title, self.router.sorted())),
+            protocol::DISCOVER => {
+                let methods = self.router.sorted().filter(|method| caller.permit(&method.name).is_ok());
+                Ok(discover::document(&self.title, methods))
+            }
             other => Err(RpcError::new(code::METHOD_NOT_FOUND, format!("no method `{other}`"))),
         }
     }
@@ -373,6 +414,23 @@ impl Shared {
 
     pub(crate) fn idempotent(&self) -> Vec<&str> {
         self.router.sorted().filter(|m| m.idempotent).map(|m| m.name.as_str()).collect()
+    }
+}
+
+/// Says loudly what a server that others can reach lets them do.
+fn warn_if_open(bound: SocketAddr, config: &ServerConfig) {
+    if bound.ip().is_loopback() {
+        return;
+    }
+    #[cfg(feature = "tls")]
+    let (encrypted, mutual) = (config.tls.is_some(), config.tls.as_ref().is_some_and(|tls| tls.is_mutual()));
+    #[cfg(not(feature = "tls"))]
+    let (encrypted, mutual) = (false, false);
+    if config.access.is_none() && !mutual {
+        tracing::warn!(addr = %bound, "ANYBODY who can reach this address may call every method: set a token, or TLS with a client CA");
+    }
+    if !encrypted {
+        tracing::warn!(addr = %bound, "NOT ENCRYPTED: whoever is on the network between can read and change calls: set a TLS certificate");
     }
 }
 

@@ -14,6 +14,8 @@ mod protocol;
 mod readme;
 mod registry;
 mod reliability;
+mod security;
+mod security_commands;
 mod targets;
 mod tidy;
 mod wire;

@@ -211,6 +211,9 @@ async fn a_server_answers_the_golden_requests_with_the_golden_answers() {
     }
     let wrong = message("request").replace("echo", "sleep").replace(r#""text":"hi""#, r#""ms":"soon""#);
     assert_eq!(peer.ask(&wrong).await, message("error"));
+    // Without rules a token is not looked at.
+    let hello = peer.ask(&message("hello_token")).await;
+    assert_eq!(hello.replace(&incarnation, INCARNATION), message("hello_answer"));
     // The notification is not answered: the next answer is that of the ping.
     peer.send(&message("notification")).await;
     assert_eq!(peer.ask(&message("ping")).await, message("ping_answer"));

@@ -34,6 +34,11 @@ const CONTAINED: &[(&str, &[&str])] = &[
     ("zookeeper_client", &["rpc-core/src/registry/zookeeper"]),
     ("tokio_cron_scheduler", &["rpc-client/src/schedule.rs"]),
     ("hdrhistogram", &["rpc-core/src/latency.rs"]),
+    ("rustls", &["rpc-core/src/tls"]),
+    ("tokio_rustls", &["rpc-core/src/tls"]),
+    ("webpki", &["rpc-core/src/tls"]),
+    ("sha2", &["rpc-server/src/access.rs"]),
+    ("subtle", &["rpc-server/src/access.rs"]),
     ("TcpStream", &["rpc-core/src/net.rs"]),
     ("clap", BINARIES),
     ("clap_complete", BINARIES),
@@ -190,6 +195,8 @@ fn embedding_the_client_stays_light() {
         "console",
         "indicatif",
         "tracing-subscriber",
+        "rustls",
+        "ring",
     ];
     for name in heavy {
         assert!(!packages.contains(name), "{name} came along:\n{tree}");

@@ -1,6 +1,7 @@
 //! What the tests share.
 
 pub mod binaries;
+pub mod certificates;
 pub mod chaos;
 pub mod cluster;
 pub mod conformance;

@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use rpc_core::protocol::{self, PROTOCOL_VERSION, code, feature};
-use rpc_core::wire::{Frame, FrameBuffer, Incoming, parse, put_request};
+use rpc_core::secret::Token;
+use rpc_core::wire::{Frame, FrameBuffer, Incoming, Response, parse, put_request};
 use rpc_core::{RpcError, net};
 use serde::Deserialize;
 use serde_json::json;
@@ -52,16 +53,31 @@ pub(crate) struct DialOptions {
     pub(crate) message_bytes_max: usize,
     /// 64 random bits.
     pub(crate) random: u64,
+    pub(crate) token: Option<Token>,
+    #[cfg(feature = "tls")]
+    pub(crate) tls: Option<rpc_core::tls::ClientTls>,
 }
 
 /// Connects to `node` and says hello.
 pub(crate) async fn dial(node: SocketAddr, options: &DialOptions) -> Result<Channel, DialError> {
     let patience = options.patience;
-    let (read_half, write_half) = net::dial(node, patience).await.map_err(DialError::Connect)?.into_split();
-    timeout(patience, hello(read_half, write_half, node, options)).await.map_err(|_| {
+    let stream = net::dial(node, patience).await.map_err(DialError::Connect)?;
+    timeout(patience, greet(stream, node, options)).await.map_err(|_| {
         let waited = format!("no answer to hello within {} ms", patience.as_millis());
         DialError::Connect(std::io::Error::new(std::io::ErrorKind::TimedOut, waited))
     })?
+}
+
+/// Says hello, with TLS if that is wanted.
+async fn greet(stream: net::Stream, node: SocketAddr, options: &DialOptions) -> Result<Channel, DialError> {
+    #[cfg(feature = "tls")]
+    if let Some(tls) = &options.tls {
+        let stream = tls.connect(stream, node).await.map_err(DialError::Connect)?;
+        let (read_half, write_half) = tokio::io::split(stream);
+        return hello(read_half, write_half, node, options).await;
+    }
+    let (read_half, write_half) = stream.into_split();
+    hello(read_half, write_half, node, options).await
 }
 
 /// Says hello on an open connection.
@@ -82,6 +98,9 @@ where
     if let Some(incarnation) = &options.incarnation {
         params["incarnation"] = incarnation.as_str().into();
     }
+    if let Some(token) = &options.token {
+        params["token"] = token.current().expose().into();
+    }
     let mut out = Vec::new();
     put_request(&mut out, HELLO_ID, protocol::HELLO, &Default::default(), &params, limit)
         .map_err(|e| DialError::Protocol(e.to_string()))?;
@@ -93,6 +112,8 @@ where
                 Incoming::Response(response) if response.id == Some(HELLO_ID) => {
                     break response.body.map(<[u8]>::to_vec).map_err(<[u8]>::to_vec);
                 }
+                // The message was not understood, or not even read.
+                Incoming::Response(Response { id: None, body: Err(error), .. }) => break Err(error.to_vec()),
                 // Nothing else is expected yet, and nothing else matters yet.
                 Incoming::Request(_) | Incoming::Response(_) => continue,
                 Incoming::Batch(_) | Incoming::Invalid(_) => {

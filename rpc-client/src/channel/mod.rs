@@ -26,7 +26,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-pub(crate) use dial::{DialOptions, dial};
+pub(crate) use dial::{DialError, DialOptions, dial};
 pub(crate) use exchange::{Exchange, ExchangeError};
 use liveness::Liveness;
 use slots::Slots;

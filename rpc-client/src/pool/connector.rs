@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use rpc_core::RpcError;
 use rpc_core::backoff::full_jitter;
+use rpc_core::protocol::code;
 use rpc_core::registry::Health;
 use tokio::sync::{mpsc, watch};
 
 use crate::ClientConfig;
 use crate::balance::{NodeId, Random};
-use crate::channel::{Channel, DialOptions, Status, dial};
+use crate::channel::{Channel, DialError, DialOptions, Status, dial};
 use crate::node::Node;
 
 /// First pause before a node is tried again; it doubles, with full jitter.
@@ -26,9 +28,30 @@ pub(super) struct Report {
     pub(super) what: What,
 }
 
+/// Why there is no connection.
+#[derive(Clone)]
+pub(super) struct Trouble {
+    pub(super) reason: Arc<str>,
+    /// What the node answered, if trying again will not change it.
+    pub(super) refusal: Option<RpcError>,
+}
+
+impl From<DialError> for Trouble {
+    fn from(error: DialError) -> Self {
+        let reason = error.to_string().into();
+        let refusal = match error {
+            DialError::Refused(error) if matches!(error.code, code::UNAUTHENTICATED | code::TLS_REQUIRED) => {
+                Some(error)
+            }
+            _ => None,
+        };
+        Self { reason, refusal }
+    }
+}
+
 pub(super) enum What {
     Connected(Arc<Channel>),
-    Failed(Arc<str>),
+    Failed(Trouble),
     Status(Status),
 }
 
@@ -58,6 +81,9 @@ impl Connector {
                 incarnation: self.incarnation(),
                 message_bytes_max: self.config.message_bytes_max,
                 random: self.random.next_u64(),
+                token: self.config.token.clone(),
+                #[cfg(feature = "tls")]
+                tls: self.config.tls.clone(),
             };
             match dial(self.node.addr, &options).await {
                 Ok(channel) if gone.as_ref() == Some(&channel.peer.incarnation) => {}
@@ -74,7 +100,7 @@ impl Connector {
                 }
                 Err(error) => {
                     tracing::debug!(node = %self.node.addr, attempt, %error, "cannot connect");
-                    self.report(What::Failed(error.to_string().into())).await;
+                    self.report(What::Failed(error.into())).await;
                 }
             }
             let pause = full_jitter(attempt, RECONNECT_FIRST, RECONNECT_MAX, self.random.next_u64());

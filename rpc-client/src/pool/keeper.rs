@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use rpc_core::RpcError;
 use rpc_core::registry::{Member, Members, Registry};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::Shared;
-use super::connector::{Connector, Report, What};
+use super::connector::{Connector, Report, Trouble, What};
 use crate::ClientConfig;
 use crate::balance::{Event, NodeId, Random};
 use crate::breaker::{BreakerState, out_of_fleet};
@@ -42,6 +43,8 @@ struct Entry {
     connections: Vec<Connection>,
     usable_since: Option<Instant>,
     trouble: Option<Arc<str>>,
+    /// What the node answered, if trying again will not change it.
+    refusal: Option<RpcError>,
     /// Connects that failed since one succeeded.
     failed: u32,
     _connectors: JoinSet<()>,
@@ -156,6 +159,7 @@ impl Keeper {
             connections,
             usable_since: None,
             trouble: None,
+            refusal: None,
             failed: 0,
             _connectors: connectors,
         };
@@ -171,13 +175,15 @@ impl Keeper {
             What::Connected(channel) => {
                 entry.failed = 0;
                 entry.trouble = None;
+                entry.refusal = None;
                 entry.node.connected(Instant::now());
                 *connection = Connection { channel: Some(channel), status: Status::Open };
             }
-            What::Failed(reason) => {
+            What::Failed(Trouble { reason, refusal }) => {
                 ended = true;
                 entry.failed = entry.failed.saturating_add(1);
                 entry.trouble = Some(reason);
+                entry.refusal = refusal;
                 entry.node.connect_failed(Instant::now());
             }
             What::Status(status) => {
@@ -278,7 +284,7 @@ impl Entry {
 
     /// Whether a call that finds no node does well to wait for this one.
     fn is_hopeful(&self) -> bool {
-        !self.node.is_leaving() && self.failed < crate::breaker::FAILED_CONNECTS_MAX
+        !self.node.is_leaving() && self.refusal.is_none() && self.failed < crate::breaker::FAILED_CONNECTS_MAX
     }
 
     fn listed(&self, breaker: BreakerState) -> Listed {
@@ -302,6 +308,7 @@ impl Entry {
             channels: self.connections.iter().filter_map(|c| c.channel.clone()).collect(),
             hopeful: self.is_hopeful(),
             trouble: self.trouble.clone(),
+            refusal: self.refusal.clone(),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The read side of the framing.
 
+use super::first_byte::{NotAFrame, Spoken, spoken};
 use super::spare::{READ, give_read, take_read};
 use crate::protocol::{LENGTH_BYTES, MESSAGE_BYTES_CEILING};
 
@@ -36,15 +37,15 @@ pub enum Frame<'a> {
     },
 }
 
-/// The peer does not speak this protocol: a frame's first byte is not 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the peer does not send frames (first byte {0:#04x})")]
-pub struct NotAFrame(pub u8);
-
 impl FrameBuffer {
     /// A buffer that takes messages of up to `limit` bytes. It has no memory before the first read.
     pub fn new(limit: usize) -> Self {
         Self { bytes: Vec::new(), start: 0, end: 0, limit: limit.min(MESSAGE_BYTES_CEILING), skip: 0 }
+    }
+
+    /// Sets the limit anew, for messages that have not begun.
+    pub fn set_limit(&mut self, limit: usize) {
+        self.limit = limit.min(MESSAGE_BYTES_CEILING);
     }
 
     /// Room to read into, never empty.
@@ -115,7 +116,7 @@ impl FrameBuffer {
         }
         let unread = &self.bytes[self.start..self.end];
         let Some(&first) = unread.first() else { return Ok(None) };
-        if first != 0 {
+        if spoken(first) != Spoken::Frames {
             return Err(NotAFrame(first));
         }
         let Some((length, rest)) = unread.split_first_chunk::<LENGTH_BYTES>() else { return Ok(None) };

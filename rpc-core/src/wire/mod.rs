@@ -6,6 +6,7 @@
 //! read buffer until they are parsed, once, into the handler's or caller's type.
 
 mod encode;
+mod first_byte;
 mod frame;
 mod json;
 mod load;
@@ -15,7 +16,8 @@ mod spare;
 pub use encode::{
     EncodeError, LoadBytes, begin_frame, end_frame, put_error, put_notification, put_request, put_result,
 };
-pub use frame::{Frame, FrameBuffer, NotAFrame};
+pub use first_byte::{NotAFrame, Spoken, spoken};
+pub use frame::{Frame, FrameBuffer};
 pub use json::{read_json, write_json};
 pub use load::{LoadText, load_in_meta, parse_load};
 pub use parse::{

@@ -11,6 +11,7 @@ use rpc_core::wire::{Id, Incoming, begin_frame, end_frame, parse_element, put_er
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
+use crate::access::Caller;
 use crate::context::Call;
 use crate::handler::{BoxInvocation, Invocation};
 use crate::load::{Account, Running};
@@ -36,11 +37,11 @@ pub(super) fn start(
     elements: &[&RawValue],
     shared: &Shared,
     peer: SocketAddr,
+    caller: &Caller,
     now: Instant,
     draining: bool,
 ) -> BoxInvocation {
-    let limit = shared.config.message_bytes_max;
-    let elements = elements.iter().map(|e| element(parse_element(e), shared, peer, now, draining, limit)).collect();
+    let elements = elements.iter().map(|e| element(parse_element(e), shared, peer, caller, now, draining)).collect();
     Box::pin(Batch { elements })
 }
 
@@ -48,10 +49,11 @@ fn element(
     incoming: Incoming<'_>,
     shared: &Shared,
     peer: SocketAddr,
+    caller: &Caller,
     now: Instant,
     draining: bool,
-    limit: usize,
 ) -> Element {
+    let limit = shared.config.message_bytes_max;
     let mut answer = Vec::new();
     let request = match incoming {
         Incoming::Request(request) => request,
@@ -70,9 +72,9 @@ fn element(
     let mut reply = Reply { out: &mut answer, id: id.as_ref(), limit, account: &mut account };
     let mut invocation = None;
     if request.method.starts_with(protocol::RESERVED_PREFIX) {
-        reply.outcome(shared.reserved(&request));
+        reply.outcome(shared.reserved(&request, caller));
     } else {
-        match shared.start(&Call { request: &request, peer, received: now }, draining) {
+        match shared.start(&Call { request: &request, peer, received: now, caller }, draining) {
             Ok(started) => {
                 invocation = Some(started);
                 account = Account::Running(Running::begin(&shared.load, now, method_hash(&request.method), false));

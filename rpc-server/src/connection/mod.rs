@@ -20,6 +20,7 @@ use rpc_core::wire::{Frame, FrameBuffer, LoadText, give_write_buffer, put_notifi
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
+use crate::access::{AUTHENTICATE_WITHIN, Caller, STRANGER_BYTES_MAX};
 use crate::links::{LinkGuard, signal};
 use crate::load::{Account, Tally};
 use crate::pending::PendingCalls;
@@ -37,9 +38,12 @@ const CALLS_MAX: usize = 2 * IN_FLIGHT_MAX;
 pub(crate) struct Connection<Io> {
     io: Io,
     peer: SocketAddr,
+    caller: Caller,
     shared: Arc<Shared>,
     link: LinkGuard,
     input: FrameBuffer,
+    /// A new limit for messages, before the next.
+    input_limit: Option<usize>,
     out: Vec<u8>,
     /// How much of `out` is written.
     written: usize,
@@ -69,6 +73,8 @@ enum Ended {
     ByUs,
     #[error("no sign of life")]
     Silent,
+    #[error("not authenticated within {AUTHENTICATE_WITHIN} s")]
+    Unauthenticated,
     #[error(transparent)]
     NotAFrame(#[from] rpc_core::wire::NotAFrame),
     #[error(transparent)]
@@ -100,14 +106,22 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Future for Connection<Io> {
 }
 
 impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
-    pub(crate) fn new(io: Io, peer: SocketAddr, shared: Arc<Shared>, link: LinkGuard) -> Self {
-        let input = FrameBuffer::new(shared.config.message_bytes_max);
+    /// `certificate` has the names in the peer's certificate, if it had to show one.
+    pub(crate) fn new(io: Io, peer: SocketAddr, certificate: &[String], shared: Arc<Shared>, link: LinkGuard) -> Self {
+        let mut input = FrameBuffer::new(shared.config.message_bytes_max);
+        let caller = Caller::new(shared.config.access.as_ref(), certificate);
+        if caller.is_stranger() {
+            link.link.stranger.store(true, Ordering::Relaxed);
+            input.set_limit(STRANGER_BYTES_MAX.min(shared.config.message_bytes_max));
+        }
         Self {
             io,
             peer,
+            caller,
             shared,
             link,
             input,
+            input_limit: None,
             out: Vec::new(),
             written: 0,
             pending: PendingCalls::default(),
@@ -153,7 +167,10 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
             return Ok(());
         }
         if signals & signal::CLOSE != 0 {
-            return Err(Ended::Silent);
+            return Err(if self.caller.is_stranger() { Ended::Unauthenticated } else { Ended::Silent });
+        }
+        if signals & signal::RULES != 0 {
+            self.recognise();
         }
         if signals & signal::PING != 0 {
             self.ping();
@@ -201,6 +218,9 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
 
     fn start_from(&mut self, input: &mut FrameBuffer, received: &mut Option<Instant>) -> Result<Progress, Ended> {
         while self.has_room() {
+            if let Some(limit) = self.input_limit.take() {
+                input.set_limit(limit);
+            }
             match input.next_frame()? {
                 Some(Frame::Message(message)) => {
                     let now = *received.get_or_insert_with(|| self.begin_answers());

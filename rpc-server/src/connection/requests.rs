@@ -5,6 +5,7 @@ use std::task::{Context, Waker};
 use rpc_core::RpcError;
 use rpc_core::load::method_hash;
 use rpc_core::protocol::{self, PROTOCOL_VERSION, code, feature};
+use rpc_core::secret::Secret;
 use rpc_core::wire::{Id, Incoming, LoadText, Request, parse, parse_any, peek_id, put_error, put_request};
 use serde::Deserialize;
 use serde_json::json;
@@ -13,6 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Instant;
 
 use super::{Connection, batch};
+use crate::access::{Caller, Credential, STRANGER_BYTES_MAX, unauthenticated};
 use crate::context::Call;
 use crate::load::{Account, Running};
 use crate::pending::poll_caught;
@@ -28,6 +30,9 @@ struct Hello {
     /// The incarnation that the caller means to reach.
     #[serde(default)]
     incarnation: Option<String>,
+    /// Who the caller is.
+    #[serde(default)]
+    token: Option<Secret>,
 }
 
 /// Params of `rpc.cancel`.
@@ -52,7 +57,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
             // The answer to a ping: that it came is all it says.
             Incoming::Response(_) => {}
             Incoming::Batch(elements) => {
-                let invocation = batch::start(&elements, &self.shared, self.peer, now, self.leaving);
+                let invocation = batch::start(&elements, &self.shared, self.peer, &self.caller, now, self.leaving);
                 self.pending.push(None, None, invocation, Account::None);
             }
             Incoming::Invalid(invalid) => self.answer_error(&invalid.id, &invalid.error),
@@ -60,7 +65,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
     }
 
     fn request(&mut self, message: &[u8], request: &Request<'_>, now: Instant) {
-        let call = Call { request, peer: self.peer, received: now };
+        let call = Call { request, peer: self.peer, received: now, caller: &self.caller };
         let started = self.shared.start(&call, self.leaving);
         let limit = self.limit();
         let method = method_hash(&request.method);
@@ -97,6 +102,9 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
     }
 
     fn reserved(&mut self, request: &Request<'_>) {
+        if let Err(error) = self.caller.permit(&request.method) {
+            return self.answer(request, Err(error));
+        }
         match &*request.method {
             protocol::CANCEL => {
                 let cancel = request.params.and_then(|p| serde_json::from_slice::<Cancel<'_>>(p).ok());
@@ -122,7 +130,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
                 self.answer(request, answer);
             }
             _ => {
-                let answer = self.shared.reserved(request);
+                let answer = self.shared.reserved(request, &self.caller);
                 self.answer(request, answer);
             }
         }
@@ -132,13 +140,15 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
         let params = request.params.unwrap_or(b"null");
         let hello: Hello = serde_json::from_slice(params)
             .map_err(|e| RpcError::invalid_params(format!("{}: {e}", protocol::HELLO)))?;
-        let ours = &self.shared.incarnation;
+        let shared = self.shared.clone();
+        let ours = &shared.incarnation;
         if hello.version != PROTOCOL_VERSION {
             let message = format!("this server speaks version {PROTOCOL_VERSION}, not {}", hello.version);
             return Err(
                 RpcError::new(code::INCOMPATIBLE_VERSION, message).with_data(&json!({ "version": PROTOCOL_VERSION }))
             );
         }
+        self.authenticate(hello.token.as_ref())?;
         if hello.incarnation.as_ref().is_some_and(|wanted| wanted != ours) {
             return Err(RpcError::new(code::WRONG_INCARNATION, "another instance answers at this address")
                 .with_data(&json!({ "incarnation": ours })));
@@ -158,6 +168,40 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
             "message_bytes_max": self.limit(),
             "idempotent": self.shared.idempotent(),
         }))
+    }
+
+    /// Believes who the caller says it is, or ends the connection after this answer: each guess costs
+    /// the one who guesses a connection.
+    fn authenticate(&mut self, token: Option<&Secret>) -> Result<(), RpcError> {
+        let Some(access) = &self.shared.config.access else { return Ok(()) };
+        let rules = access.current();
+        if let Some(token) = token {
+            self.caller = rules.caller(Credential::token(token));
+        }
+        self.meet();
+        if self.caller.is_stranger() { Err(unauthenticated()) } else { Ok(()) }
+    }
+
+    /// Looks again who the caller is, after the rules have changed.
+    pub(super) fn recognise(&mut self) {
+        let Some(access) = &self.shared.config.access else { return };
+        let rules = access.current();
+        if let Caller::Known(_, credential) = &self.caller {
+            self.caller = rules.caller(credential.clone());
+            self.meet();
+        }
+    }
+
+    /// Draws the consequences of who the caller is.
+    fn meet(&mut self) {
+        let stranger = self.caller.is_stranger();
+        self.link.link.stranger.store(stranger, std::sync::atomic::Ordering::Relaxed);
+        self.input_limit = Some(if stranger { STRANGER_BYTES_MAX.min(self.limit()) } else { self.limit() });
+        if stranger {
+            // Closes once what was started is answered.
+            self.leaving = true;
+            self.greeted = false;
+        }
     }
 
     fn answer(&mut self, request: &Request<'_>, answer: Result<serde_json::Value, RpcError>) {

@@ -56,7 +56,7 @@ async fn writes(method: &str, text: &str, batch: u64, rounds: usize) -> usize {
     let count = Arc::<AtomicUsize>::default();
     let links = Arc::new(Links::default());
     let far = Counting(far, count.clone());
-    let connection = Connection::new(far, server.local_addr(), server.shared.clone(), links.add());
+    let connection = Connection::new(far, server.local_addr(), &[], server.shared.clone(), links.add());
     let serving = tokio::spawn(connection);
     let mut requests = Vec::new();
     for id in 0..batch {

@@ -9,6 +9,8 @@ use rpc_client::{Client, ClientConfig, Error, ErrorKind};
 use rpc_core::registry::{self, Registry, parse_duration};
 use tokio::time::Instant;
 
+use crate::security::Security;
+
 /// A node that has not answered within this time is not waited for: a choice among those that
 /// have is worth more than a complete one.
 const SETTLE: Duration = Duration::from_millis(100);
@@ -29,6 +31,8 @@ pub(crate) struct Common {
     /// Output for people, or for programs: one object with everything
     #[arg(long, global = true, value_name = "FORMAT", value_enum, default_value_t = Format::Text)]
     pub(crate) format: Format,
+    #[command(flatten)]
+    security: Security,
 }
 
 /// For whom the output is.
@@ -67,18 +71,22 @@ impl Common {
     }
 
     /// A client of an open registry.
-    pub(crate) fn client(&self, role: Role, registry: Arc<dyn Registry>) -> Client {
+    ///
+    /// # Errors
+    /// A file with a certificate or token cannot be read.
+    pub(crate) fn client(&self, role: Role, registry: Arc<dyn Registry>) -> Result<Client, Error> {
         let mut config = ClientConfig { write_back: role != Role::Observer, ..ClientConfig::default() };
         if role != Role::Client {
             config.expiry = None;
         }
+        self.security.apply(&mut config)?;
         let policy = balance::policy(&self.policy).expect("clap has checked the name");
-        Client::builder().config(config).policy(policy).connect_to(registry)
+        Ok(Client::builder().config(config).policy(policy).connect_to(registry))
     }
 
     /// Opens the registry and connects with all that is in it.
     pub(crate) fn connect(&self, role: Role) -> Result<Client, Error> {
-        Ok(self.client(role, self.open()?))
+        self.client(role, self.open()?)
     }
 }
 

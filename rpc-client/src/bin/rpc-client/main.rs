@@ -14,6 +14,7 @@ mod output;
 mod params;
 mod pretty;
 mod screen;
+mod security;
 mod table;
 mod units;
 

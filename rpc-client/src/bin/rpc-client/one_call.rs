@@ -40,7 +40,7 @@ impl OneCall<'_> {
         let started = Instant::now();
         let registry = common.open()?;
         if self.needs_all {
-            let client = common.client(self.role, registry);
+            let client = common.client(self.role, registry)?;
             let outcome = self.call(&client, started).await;
             return Ok(Called { outcome, elapsed: started.elapsed(), client, hidden: 0 });
         }
@@ -49,11 +49,11 @@ impl OneCall<'_> {
             _ => Preference::Fast,
         };
         let few = Arc::new(Few::of(registry.clone(), preference));
-        let client = common.client(self.role, few.clone());
+        let client = common.client(self.role, few.clone())?;
         let outcome = self.call(&client, started).await;
         let hidden = few.hidden();
         if hidden > 0 && outcome.as_ref().is_err_and(others_may_do) {
-            let client = common.client(self.role, registry);
+            let client = common.client(self.role, registry)?;
             let outcome = self.call(&client, started).await;
             return Ok(Called { outcome, elapsed: started.elapsed(), client, hidden: 0 });
         }

@@ -3,6 +3,7 @@
 mod announce;
 mod delay;
 mod methods;
+mod security;
 mod signals;
 
 use std::io::{self, IsTerminal, Write};
@@ -12,7 +13,7 @@ use std::sync::Arc;
 
 use clap::Parser;
 use rpc_core::registry::{self, Registry};
-use rpc_server::{Error, Server};
+use rpc_server::{Error, Server, ServerConfig};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::filter::EnvFilter;
 
@@ -59,6 +60,8 @@ struct Args {
     /// Label shown with the node
     #[arg(long, value_name = "N")]
     name: Option<String>,
+    #[command(flatten)]
+    security: security::Security,
 }
 
 /// How serving ended.
@@ -114,7 +117,9 @@ async fn run(args: Args) -> Result<End, Failure> {
     let wrong_url = |error: Error| Failure { next: error.hint(), error };
     let registry = registry::open(&args.registry.parse().map_err(wrong_url)?).map_err(wrong_url)?;
     let identity = Arc::new(Identity::new(args.name.clone()));
-    let mut builder = Server::builder().open_registry(registry.clone());
+    let mut config = ServerConfig::default();
+    args.security.apply(&mut config).map_err(|error| Failure { error, next: "correct the file, or name another" })?;
+    let mut builder = Server::builder().config(config).open_registry(registry.clone());
     for method in methods::all(&identity, args.delay.unwrap_or_default()) {
         builder = builder.with(method);
     }
