@@ -20,4 +20,5 @@ mod targets;
 mod tidy;
 mod wire;
 mod zookeeper;
+mod zookeeper_auth;
 mod zookeeper_trouble;

@@ -48,6 +48,10 @@ impl FromStr for RegistryUrl {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
+        if holds_secret(text) {
+            // Not shown, since it ends up in logs.
+            return Err(ErrorKind::Config(NO_SECRETS.into()).into());
+        }
         parse(text).map_err(|reason| ErrorKind::Config(format!("registry URL `{text}`: {reason}")).into())
     }
 }
@@ -59,6 +63,17 @@ impl fmt::Display for RegistryUrl {
 }
 
 const FORMS: &str = "local:[DIR], zk://host:port,…/namespace, static:ip:port,… or mem:NAME";
+
+const NO_SECRETS: &str = "registry URL: URLs are shown and logged, so they hold no password; \
+    put `user:password` into RPC_ZK_AUTH, or into a file and its path into the option `auth_file`";
+
+/// Whether somebody has put a password into a URL, as `user:password@host` or an option.
+fn holds_secret(text: &str) -> bool {
+    let (body, query) = text.split_once('?').unwrap_or((text, ""));
+    let authority = body.strip_prefix("zk://").map(|rest| rest.split('/').next().unwrap_or(rest));
+    let secret = |pair: &str| ["auth=", "password=", "pass=", "token="].iter().any(|key| pair.starts_with(key));
+    authority.is_some_and(|hosts| hosts.contains('@')) || query.split('&').any(secret)
+}
 
 fn parse(text: &str) -> Result<RegistryUrl, String> {
     let (body, query) = text.split_once('?').unwrap_or((text, ""));
@@ -195,6 +210,14 @@ mod tests {
         assert_eq!(url.duration_option("session", Duration::ZERO).unwrap(), Duration::from_secs(10));
         assert_eq!(url.duration_option("connect", Duration::ZERO).unwrap(), Duration::from_millis(500));
         assert!(url.only_options(&["session"]).unwrap_err().to_string().contains("`connect`"));
+    }
+
+    #[test]
+    fn a_password_in_a_url_is_refused_and_not_repeated() {
+        for text in ["zk://me:horse@h/rpc", "zk://h/rpc?auth=me:horse", "zk://h?session=1s&password=horse"] {
+            let error = text.parse::<RegistryUrl>().unwrap_err().to_string();
+            assert!(error.contains("RPC_ZK_AUTH") && !error.contains("horse"), "{error}");
+        }
     }
 
     #[test]

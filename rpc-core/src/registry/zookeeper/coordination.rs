@@ -15,11 +15,11 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::{debug, info};
-use zookeeper_client::{self as zk, Acls, CreateMode, LockOptions, LockPrefix, OneshotWatcher, OwnedLockClient};
+use zookeeper_client::{self as zk, CreateMode, LockOptions, LockPrefix, OneshotWatcher, OwnedLockClient};
 
 use super::failure::Failure;
 use super::session::{Link, Session, connected};
-use super::{DIRECTORY, Shared};
+use super::{Options, Shared};
 use crate::registry::{Coordination, Lease, UpdateError, Version};
 use crate::{BoxFuture, NodeRecord};
 
@@ -129,8 +129,9 @@ impl Candidate {
         self.sweep(session).await?;
         let prefix = format!("{}/lock-", self.dir);
         let id = self.id.clone();
+        let options = self.shared.options.clone();
         let lock = tokio::select! {
-            lock = lock(&session.client, &prefix, &id) => Arc::new(lock?),
+            lock = lock(&session.client, &options, &prefix, &id) => Arc::new(lock?),
             // The crate's `lock` is dropped only with the session or the candidacy; `sweep` removes
             // what a request in flight leaves behind.
             end = self.withdrawn(session.id()) => return Ok(end),
@@ -234,8 +235,8 @@ impl Candidate {
 }
 
 /// The crate's lock. `new_shared`, because the clean-up of `new_curator` misses its own znode.
-async fn lock(client: &zk::Client, prefix: &str, id: &str) -> Result<OwnedLockClient, Failure> {
-    let options = LockOptions::new(Acls::anyone_all()).with_ancestor_options(DIRECTORY)?;
+async fn lock(client: &zk::Client, options: &Options, prefix: &str, id: &str) -> Result<OwnedLockClient, Failure> {
+    let options = LockOptions::new(options.acls()).with_ancestor_options(options.create(CreateMode::Persistent))?;
     let lock = client.lock(LockPrefix::new_shared(prefix)?, id.as_bytes(), options).await?;
     Ok(lock.into_owned())
 }
@@ -279,7 +280,7 @@ impl Lease for ZooKeeperLease {
                         session.bounded(lock.set_data(&self.last_path, &data, Some(version))).await.map(drop)
                     }
                     None => {
-                        let options = CreateMode::Persistent.with_acls(Acls::anyone_all());
+                        let options = self.shared.options.create(CreateMode::Persistent);
                         session.bounded(lock.create(&self.last_path, &data, &options)).await.map(drop)
                     }
                 };

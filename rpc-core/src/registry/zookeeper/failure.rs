@@ -55,7 +55,7 @@ impl From<Failure> for UpdateError {
         match failure {
             Failure::Definite(zk::Error::BadVersion | zk::Error::NoNode) => Self::Changed,
             Failure::Definite(zk::Error::RuntimeInconsistent) => Self::LeaseLost,
-            Failure::Definite(error) => Self::Refused(error.to_string()),
+            Failure::Definite(_) => Self::Refused(failure.to_string()),
             Failure::Unknown(reason) | Failure::SessionGone(reason) => Self::Unknown(reason),
         }
     }
@@ -64,6 +64,12 @@ impl From<Failure> for UpdateError {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Definite(zk::Error::NoAuth) => {
+                write!(
+                    f,
+                    "ZooKeeper refuses: these credentials may not do that; compare RPC_ZK_AUTH with who made the entries"
+                )
+            }
             Self::Definite(error) => write!(f, "ZooKeeper refuses: {error}"),
             Self::Unknown(reason) => write!(f, "ZooKeeper did not answer: {reason}"),
             Self::SessionGone(reason) => write!(f, "the ZooKeeper session is over: {reason}"),

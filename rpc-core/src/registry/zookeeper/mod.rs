@@ -28,7 +28,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use zookeeper_client::{Acls, CreateMode, CreateOptions};
+use zookeeper_client::{Acl, Acls, CreateMode, CreateOptions, Permission};
 
 use self::coordination::Elections;
 use self::failure::Failure;
@@ -38,6 +38,7 @@ use super::{
     Capabilities, Coordination, Health, Member, Members, Registration, Registry, RegistryUrl, Target, UpdateError,
     Version,
 };
+use crate::secret::Secret;
 use crate::{BoxFuture, Error, ErrorKind, NodeRecord};
 
 /// How long a session outlives its client. The servers allow 2 to 20 of their ticks, 4 s to 40 s
@@ -58,8 +59,12 @@ const PAYLOAD_BYTES_MAX: usize = 64 * 1024;
 /// Reads that may wait for the task that keeps the list.
 const READS_QUEUED_MAX: usize = 64;
 
-/// Directories are never ephemeral, and open to all: access rights are the ensemble's matter.
-const DIRECTORY: CreateOptions<'static> = CreateMode::Persistent.with_acls(Acls::anyone_all());
+/// The variable that holds `user:password` for the ensemble.
+const AUTH: &str = "RPC_ZK_AUTH";
+
+/// With credentials: whoever has the same may do everything, and others may look.
+static OWNED: [Acl; 2] =
+    [Acl::new_const(Permission::ALL, "auth", ""), Acl::new_const(Permission::READ, "world", "anyone")];
 
 /// A ZooKeeper ensemble as a registry.
 pub(super) struct ZooKeeperRegistry {
@@ -82,6 +87,8 @@ struct Options {
     connect: Duration,
     op: Duration,
     loopback: bool,
+    /// `user:password`.
+    auth: Option<Secret>,
 }
 
 /// What the tasks share.
@@ -252,7 +259,7 @@ impl Options {
         let Target::ZooKeeper { hosts, namespace } = &url.target else {
             return Err(ErrorKind::Config(format!("`{url}` is no zk:// URL")).into());
         };
-        url.only_options(&["session", "connect", "op", "allow_loopback"])?;
+        url.only_options(&["session", "connect", "op", "allow_loopback", "auth_file"])?;
         let bad = |what: String| Error::from(ErrorKind::Config(format!("registry URL `{url}`: {what}")));
         let duration = |key: &str, default| match url.duration_option(key, default)? {
             Duration::ZERO => Err(bad(format!("option `{key}` must be longer than 0"))),
@@ -270,6 +277,7 @@ impl Options {
             session: duration("session", SESSION_DEFAULT)?,
             connect: duration("connect", CONNECT_DEFAULT)?,
             op: duration("op", OPERATION_DEFAULT)?,
+            auth: credentials(url).map_err(bad)?,
             loopback: allowed || hosts.iter().all(|host| is_loopback(host)),
         })
     }
@@ -279,6 +287,18 @@ impl Options {
     fn attempt(&self) -> Duration {
         let rounds = u32::try_from(self.hosts + 1).unwrap_or(u32::MAX);
         self.connect.saturating_mul(rounds).max(self.connect + Duration::from_secs(1))
+    }
+
+    /// How znodes are created. The right to delete one is that of its directory, so both have the same.
+    fn create(&self, mode: CreateMode) -> CreateOptions<'static> {
+        mode.with_acls(self.acls())
+    }
+
+    fn acls(&self) -> Acls<'static> {
+        match self.auth {
+            Some(_) => Acls::new(&OWNED),
+            None => Acls::anyone_all(),
+        }
     }
 
     fn node(&self, addr: SocketAddr) -> String {
@@ -302,6 +322,21 @@ impl Options {
             ));
         }
         too_long(record.to_json().len())
+    }
+}
+
+/// `user:password` from the file that the URL names, or from the environment.
+fn credentials(url: &RegistryUrl) -> Result<Option<Secret>, String> {
+    let (secret, place) = match url.options.get("auth_file") {
+        Some(path) => (Secret::read(path.as_ref())?, path.as_str()),
+        None => match std::env::var(AUTH) {
+            Ok(text) if !text.is_empty() => (Secret::new(text), AUTH),
+            _ => return Ok(None),
+        },
+    };
+    match secret.expose().split_once(':') {
+        Some((user, password)) if !user.is_empty() && !password.is_empty() => Ok(Some(secret)),
+        _ => Err(format!("{place} does not hold user:password")),
     }
 }
 

@@ -15,17 +15,14 @@ use futures_util::FutureExt;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
-use zookeeper_client::{self as zk, Acls, CreateMode, CreateOptions, OneshotWatcher};
+use zookeeper_client::{self as zk, CreateMode, OneshotWatcher};
 
+use super::Shared;
 use super::failure::Failure;
 use super::session::{Link, Session, connected};
-use super::{DIRECTORY, Shared};
 use crate::registry::registration::answer;
 use crate::registry::{Registration, RegistrationCommand, RegistrationStatus, publish};
 use crate::{BoxFuture, NodeRecord};
-
-/// Gone with the session that created it.
-const EPHEMERAL: CreateOptions<'static> = CreateMode::Ephemeral.with_acls(Acls::anyone_all());
 
 /// The znode is looked at this often although nothing happened.
 const RECHECK: Duration = Duration::from_secs(10);
@@ -226,9 +223,12 @@ impl Announcer {
 
     async fn create(&mut self, session: &Session) -> Result<(), Failure> {
         let data = self.fresh();
-        match session.bounded(session.client.create(&self.path, &data, &EPHEMERAL)).await {
+        let options = &self.shared.options;
+        let ephemeral = options.create(CreateMode::Ephemeral);
+        match session.bounded(session.client.create(&self.path, &data, &ephemeral)).await {
             Err(failure) if failure.is(&zk::Error::NoNode) => {
-                session.bounded(session.client.mkdir(&self.shared.options.namespace, &DIRECTORY)).await
+                let directory = options.create(CreateMode::Persistent);
+                session.bounded(session.client.mkdir(&options.namespace, &directory)).await
             }
             Err(failure) if failure.is(&zk::Error::NodeExists) => Ok(()),
             other => other.map(drop),
@@ -245,7 +245,8 @@ impl Announcer {
         info!(node = %self.addr, "taking over the entry of another session");
         let mut transaction = session.client.new_multi_writer();
         transaction.add_delete(&self.path, Some(version))?;
-        transaction.add_create(&self.path, &self.fresh(), &EPHEMERAL)?;
+        let ephemeral = self.shared.options.create(CreateMode::Ephemeral);
+        transaction.add_create(&self.path, &self.fresh(), &ephemeral)?;
         changed_meanwhile(session.bounded(transaction.commit()).await.map(drop))
     }
 

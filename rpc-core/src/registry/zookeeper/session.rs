@@ -259,10 +259,13 @@ impl Keeper {
 
     async fn connect_once(&self) -> Result<Client, zk::Error> {
         // Never eager: an eager client gives up on the first refusal.
-        let connecting = Client::connector()
+        let mut connector = Client::connector()
             .with_session_timeout(self.options.session)
-            .with_connection_timeout(self.options.connect)
-            .connect(&self.options.servers);
+            .with_connection_timeout(self.options.connect);
+        if let Some(auth) = &self.options.auth {
+            connector = connector.with_auth("digest", auth.expose().as_bytes());
+        }
+        let connecting = connector.connect(&self.options.servers);
         tokio::pin!(connecting);
         tokio::select! {
             outcome = &mut connecting => return outcome,
