@@ -16,13 +16,7 @@ use crate::links::LinkGuard;
 use crate::server::Shared;
 
 /// Serves a connection until it ends.
-pub(crate) async fn serve(
-    tls: ServerTls,
-    stream: net::Stream,
-    peer: SocketAddr,
-    shared: Arc<Shared>,
-    link: LinkGuard,
-) {
+pub(crate) async fn serve(tls: ServerTls, stream: net::Stream, peer: SocketAddr, shared: Arc<Shared>, link: LinkGuard) {
     match timeout(HANDSHAKE_TIMEOUT, accept(&tls, stream)).await {
         Ok(Ok(Some(accepted))) => Connection::new(accepted.stream, peer, &accepted.names, shared, link).await,
         Ok(Ok(None)) => tracing::debug!(%peer, "closed by the peer"),
