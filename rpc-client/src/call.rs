@@ -9,19 +9,19 @@ use std::time::Duration;
 use rpc_core::backoff::full_jitter;
 use rpc_core::load::method_hash;
 use rpc_core::protocol::{self, code};
-use rpc_core::wire::{EncodeError, RequestMeta, exact_result, give_body, read_json};
+use rpc_core::wire::{EncodeError, RequestMeta, give_body};
 use rpc_core::{Attempt, Deadline, Error, ErrorKind, RpcError, whole_ms};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
-use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use crate::CallOptions;
 use crate::balance::{Event, NodeId};
 use crate::channel::{Answer, Channel, Exchange, ExchangeError, Failure};
 use crate::client::Inner;
+use crate::decisions::{Asked, Trace, attempt};
 use crate::node::Outcome;
-use crate::pool::{Asked, Choice, Chosen, Probes};
+use crate::pool::{Choice, Chosen, Probes};
+use crate::reply::Success;
 use crate::snapshot::{Snapshot, Usable};
 
 /// Repetitions of a call that may have been started already, if that does no harm.
@@ -33,51 +33,6 @@ const ROUND_FIRST: Duration = Duration::from_millis(5);
 
 /// Longest such pause.
 const ROUND_MAX: Duration = Duration::from_millis(200);
-
-/// A result, who gave it, and what it took.
-#[derive(Clone, Debug)]
-pub struct Reply {
-    /// The result as JSON text.
-    pub result: Box<RawValue>,
-    /// The node that answered.
-    pub node: SocketAddr,
-    /// From the call to the result, all attempts together.
-    pub elapsed: Duration,
-    /// All attempts, the successful one last.
-    pub attempts: Vec<Attempt>,
-}
-
-/// A call that succeeded, not yet decoded.
-pub(crate) struct Success {
-    answer: Answer,
-    usable: Arc<Usable>,
-    started: Instant,
-    sent: Instant,
-    attempts: Vec<Attempt>,
-}
-
-impl Success {
-    #[inline]
-    pub(crate) fn into_result<R: DeserializeOwned>(self) -> Result<R, Error> {
-        match decode(&self.answer.body) {
-            Ok(result) => {
-                give_body(self.answer.body);
-                Ok(result)
-            }
-            Err(_) => Err(undecodable::<R>(&self.answer.body, self.usable.node.addr).with_attempts(self.attempts)),
-        }
-    }
-
-    pub(crate) fn into_reply(self) -> Result<Reply, Error> {
-        let node = self.usable.node.addr;
-        let result = decode(&self.answer.body)
-            .map_err(|e| Error::from(ErrorKind::Decode { node, reason: format!("the result is no JSON: {e}") }))?;
-        let mut attempts = self.attempts;
-        attempts.push(attempt(node, self.answer.received.saturating_duration_since(self.sent), "ok"));
-        let elapsed = self.answer.received.saturating_duration_since(self.started);
-        Ok(Reply { result, node, elapsed, attempts })
-    }
-}
 
 /// What a call has tried so far.
 #[derive(Default)]
@@ -95,6 +50,7 @@ struct Progress {
     crowded: Option<Arc<Channel>>,
     /// What the last attempt failed with.
     last: Option<ErrorKind>,
+    trace: Trace,
 }
 
 /// How an attempt ended.
@@ -104,6 +60,8 @@ enum Ended {
     NotStarted(ErrorKind),
     /// It may have been started there; whether it may be sent again all the same.
     Started(ErrorKind, bool),
+    /// The same; it is sent again, which the budget has paid for.
+    Hung(ErrorKind),
     /// There was no room to send it.
     Crowded(Arc<Channel>),
     /// Another attempt cannot help, or there is no time for one.
@@ -116,11 +74,20 @@ struct Request<'a, P: ?Sized> {
     params: &'a P,
     options: &'a CallOptions,
     started: Instant,
+    method_hash: u32,
+    key: Option<u64>,
     timeout: Duration,
     deadline: Deadline,
 }
 
-impl<P: ?Sized> Request<'_, P> {
+impl<'a, P: ?Sized> Request<'a, P> {
+    fn asked<'b>(&self, now: Instant, tried: &'b [NodeId], probed: u32) -> Asked<'b>
+    where
+        'a: 'b,
+    {
+        Asked { method: self.method, method_hash: self.method_hash, key: self.key, now, tried, probed }
+    }
+
     fn remaining_ms(&self, now: Instant) -> u64 {
         // Nothing has passed before the usual first attempt, which is spared a subtraction of times.
         if now == self.started { whole_ms(self.timeout) } else { self.deadline.remaining_ms(now) }
@@ -138,6 +105,16 @@ impl<P: ?Sized> Request<'_, P> {
 }
 
 impl Ended {
+    /// What happened, for people.
+    fn text(&self) -> String {
+        match self {
+            Self::Answered(_) => "ok".to_owned(),
+            Self::NotStarted(ErrorKind::NoNode) => "it is tried out by another call".to_owned(),
+            Self::NotStarted(kind) | Self::Started(kind, _) | Self::Hung(kind) | Self::Final(kind) => kind.to_string(),
+            Self::Crowded(_) => "no room on the connection".to_owned(),
+        }
+    }
+
     /// Whether the node refused because of its load.
     fn is_refused(&self) -> bool {
         matches!(self, Self::NotStarted(ErrorKind::Remote { error, .. }) if error.code == code::REFUSED)
@@ -153,13 +130,14 @@ impl Inner {
     ) -> Result<Success, Error> {
         let started = Instant::now();
         let (timeout, deadline) = options.time(self.config.call_timeout, started);
-        let request = Request { method, params, options, started, timeout, deadline };
-        let asked = Asked { method: method_hash(method), key: options.key.as_deref().map(hash) };
+        let (method_hash, key) = (method_hash(method), options.key.as_deref().map(hash));
+        let request = Request { method, params, options, method_hash, key, started, timeout, deadline };
         self.budget.call();
-        let mut progress = Progress::default();
+        let mut progress = Progress { trace: self.decisions.begin(options.explain), ..Progress::default() };
         let mut now = started;
         loop {
-            let choice = match self.pool.choose(now, asked, &progress.tried, progress.probed) {
+            let asked = request.asked(now, &progress.tried, progress.probed);
+            let choice = match self.choose(&asked, &mut progress.trace) {
                 Chosen::Node(choice) => choice,
                 Chosen::Probe(probes) => {
                     // The rare waits are boxed, here and below, to keep the future of a call small: with many
@@ -177,10 +155,16 @@ impl Inner {
             progress.probed = 0;
             match self.attempt(&choice, &request, &progress, now).await {
                 Ended::Answered(answer) => {
+                    self.record_answer(&mut progress.trace, choice.usable.node.addr, now, answer.received);
                     let attempts = progress.attempts;
                     return Ok(Success { answer, usable: choice.usable, started, sent: now, attempts });
                 }
-                ended => self.after_failure(&mut progress, &choice.usable, ended, now)?,
+                ended => {
+                    let asked = request.asked(now, &progress.tried, progress.probed);
+                    let outcome = attempt(choice.usable.node.addr, now.elapsed(), &ended.text());
+                    self.record_failure(&mut progress.trace, &asked, &choice, outcome, ended.is_refused());
+                    self.after_failure(&mut progress, &choice.usable, ended, now)?;
+                }
             }
             now = Instant::now();
         }
@@ -202,7 +186,7 @@ impl Inner {
         progress: &Progress,
         now: Instant,
     ) -> Ended {
-        let Choice { usable, bound, alone } = choice;
+        let Choice { usable, bound, alone, .. } = choice;
         let node = &*usable.node;
         if request.deadline.is_over(now) {
             return Ended::Final(ErrorKind::DeadlineExceeded { timeout: request.timeout });
@@ -229,19 +213,19 @@ impl Inner {
             movable: may_repeat && self.may_move(progress),
             id: None,
         };
-        match exchange.await {
+        let outcome = if request.options.hedge && may_repeat && usable.reports && !alone {
+            // Boxed, so that other calls do not carry what only this one needs.
+            Box::pin(self.hedged(exchange, usable, request.method_hash)).await
+        } else {
+            exchange.await
+        };
+        match outcome {
             Ok(answer) if answer.ok => {
                 let latency = answer.received.saturating_duration_since(now);
                 if in_flight.end(answer.received, Outcome::Answered(latency), answer.load) {
                     self.pool.poke();
                 }
-                if let Some(samples) = &usable.samples {
-                    samples.record(answer.received, latency);
-                }
-                if !alone {
-                    let (node, now, report) = (node.id, answer.received, answer.load);
-                    self.pool.observe(&Event::Reply { node, now, latency, ok: true, report });
-                }
+                self.learn(choice, &answer, latency);
                 Ended::Answered(answer)
             }
             other => {
@@ -260,6 +244,17 @@ impl Inner {
                 });
                 ended
             }
+        }
+    }
+
+    #[inline]
+    fn learn(&self, choice: &Choice, answer: &Answer, latency: Duration) {
+        if let Some(samples) = &choice.usable.samples {
+            samples.record(answer.received, latency);
+        }
+        if !choice.alone {
+            let (node, now, report) = (choice.usable.node.id, answer.received, answer.load);
+            self.pool.observe(&Event::Reply { node, now, latency, ok: true, report });
         }
     }
 
@@ -303,6 +298,10 @@ impl Inner {
                 let error = ErrorKind::DeadlineExceeded { timeout: request.timeout };
                 (Outcome::Failed(elapsed), Ended::Final(error))
             }
+            // The probe has told the policy, and the node may have had a pause only.
+            Err(ExchangeError::Hung) => {
+                (Outcome::ApplicationError, Ended::Hung(lost(true, "the node gave no sign of life")))
+            }
             Err(ExchangeError::Failed(Failure::Silent)) => {
                 (Outcome::Failed(elapsed), Ended::Started(lost(true, "the node has fallen silent"), may_repeat))
             }
@@ -342,6 +341,11 @@ impl Inner {
                 progress.repeats += usize::from(repeat);
                 (kind, repeat)
             }
+            Ended::Hung(kind) => {
+                progress.burnt.push(node);
+                progress.repeats += 1;
+                (kind, true)
+            }
             Ended::Final(kind) => (kind, false),
             Ended::Answered(_) => return Ok(()),
         };
@@ -373,7 +377,7 @@ impl Inner {
         let hopeful = snapshot.all.iter().any(|l| l.hopeful && !progress.burnt.contains(&l.node.id));
         let worth_waiting = !snapshot.known || hopeful || retryable || self.config.wait_for_node;
         if !worth_waiting {
-            return Err(self.no_choice(progress, &snapshot));
+            return Err(self.no_choice(progress, request, &snapshot));
         }
         let pause = if retryable {
             full_jitter(progress.rounds, ROUND_FIRST, ROUND_MAX, self.pool.random())
@@ -399,7 +403,7 @@ impl Inner {
             let kind = match (snapshot.known, &progress.last) {
                 (false, _) => ErrorKind::RegistryUnreachable { waited: request.timeout },
                 (true, None) if !snapshot.usable.is_empty() => ErrorKind::DeadlineExceeded { timeout: request.timeout },
-                (true, _) => return Err(self.no_choice(progress, &snapshot)),
+                (true, _) => return Err(self.no_choice(progress, request, &snapshot)),
             };
             return Err(self.error(kind, std::mem::take(&mut progress.attempts)));
         }
@@ -410,7 +414,9 @@ impl Inner {
 
     /// The error when no node is left: what the last attempt failed with, if there was one, or
     /// what keeps the listed nodes from being used.
-    fn no_choice(&self, progress: &mut Progress, snapshot: &Snapshot) -> Error {
+    fn no_choice<P: ?Sized>(&self, progress: &mut Progress, request: &Request<'_, P>, snapshot: &Snapshot) -> Error {
+        let asked = request.asked(Instant::now(), &progress.tried, progress.probed);
+        self.record_no_node(&mut progress.trace, &asked, snapshot);
         let mut attempts = std::mem::take(&mut progress.attempts);
         let Some(kind) = progress.last.take() else {
             let troubles = snapshot.all.iter().filter_map(|l| Some((l.member.addr, l.trouble.as_ref()?)));
@@ -424,12 +430,12 @@ impl Inner {
         let started = Instant::now();
         let options = CallOptions::default();
         let (timeout, deadline) = options.time(self.config.call_timeout, started);
-        let request = Request { method, params, options: &options, started, timeout, deadline };
-        let asked = Asked { method: method_hash(method), key: None };
+        let method_hash = method_hash(method);
+        let request = Request { method, params, options: &options, method_hash, key: None, started, timeout, deadline };
         let mut progress = Progress::default();
         loop {
             let now = Instant::now();
-            let choice = match self.pool.choose(now, asked, &progress.tried, progress.probed) {
+            let choice = match self.pool.choose(&request.asked(now, &progress.tried, progress.probed)) {
                 Chosen::Node(choice) => choice,
                 Chosen::Probe(probes) => {
                     self.probe(&mut progress, probes, deadline).await;
@@ -459,37 +465,9 @@ fn remote(node: SocketAddr, error: RpcError, elapsed: Duration) -> (Outcome, End
     (outcome, if elsewhere { Ended::NotStarted(kind) } else { Ended::Final(kind) })
 }
 
-fn attempt(node: SocketAddr, elapsed: Duration, outcome: &str) -> Attempt {
-    let elapsed_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
-    Attempt { node, elapsed_us, outcome: outcome.to_owned() }
-}
-
 /// Equal keys hash equally in every client: the hasher has fixed keys.
 fn hash(key: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     key.hash(&mut hasher);
     hasher.finish()
-}
-
-/// Reads a result. Where it does not fit, further members of the message may have followed it.
-#[inline]
-fn decode<R: DeserializeOwned>(body: &[u8]) -> serde_json::Result<R> {
-    read_json(body).or_else(|error| match exact_result(body) {
-        Some(result) => read_json(&result),
-        None => Err(error),
-    })
-}
-
-/// Says which part of a result does not fit the type that was asked for.
-#[cold]
-fn undecodable<R: DeserializeOwned>(body: &[u8], node: SocketAddr) -> Error {
-    let mut deserializer = serde_json::Deserializer::from_slice(body);
-    let reason = match serde_path_to_error::deserialize::<_, R>(&mut deserializer) {
-        Err(error) => match error.path().to_string().as_str() {
-            "." => error.inner().to_string(),
-            path => format!("`{path}`: {}", error.inner()),
-        },
-        Ok(_) => "more follows the value".to_owned(),
-    };
-    ErrorKind::Decode { node, reason }.into()
 }

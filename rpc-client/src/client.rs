@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::balance::{self, Policy};
+use crate::decisions::{DecisionRecord, Decisions};
 use crate::expire::ExpiryJob;
 use crate::pool::Pool;
 use crate::report::Reporter;
@@ -30,6 +31,7 @@ pub(crate) struct Inner {
     pub(crate) config: ClientConfig,
     pub(crate) pool: Pool,
     pub(crate) budget: SharedBudget,
+    pub(crate) decisions: Decisions,
     pub(crate) registry: Arc<dyn Registry>,
     reporter: Option<Arc<Reporter>>,
     _expiry: Option<ExpiryJob>,
@@ -90,7 +92,8 @@ impl ClientBuilder {
         let members = registry.members();
         let health = registry.health();
         let budget = SharedBudget::new(Instant::now());
-        let inner = Inner { config, pool, budget, reporter, registry, members, health, _expiry: expiry };
+        let decisions = Decisions::default();
+        let inner = Inner { config, pool, budget, decisions, reporter, registry, members, health, _expiry: expiry };
         Client { inner: Arc::new(inner) }
     }
 }
@@ -184,6 +187,13 @@ impl Client {
         self.inner.pool.snapshot().usage()
     }
 
+    /// The last 256 decisions about where to send calls that were recorded, the oldest first: of
+    /// calls that asked for it ([`CallOptions::explain`]), that were repeated, refused or failed, and
+    /// of one in 64 others.
+    pub fn decisions(&self) -> Vec<Arc<DecisionRecord>> {
+        self.inner.decisions.all()
+    }
+
     /// Waits until the list was read and every node in it is connected or has failed once, or
     /// `timeout` is over. `true` if so.
     pub async fn ready(&self, timeout: Duration) -> bool {
@@ -218,8 +228,7 @@ impl Inner {
     pub(crate) fn registry_state(&self) -> RegistryState {
         let now = Instant::now();
         let snapshot = self.pool.snapshot();
-        let as_of = self.members.borrow().as_of;
-        let age = as_of.map(|at| now.saturating_duration_since(at));
+        let age = self.list_age(now);
         RegistryState {
             url: self.registry.url().to_string(),
             list_age_ms: age.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
@@ -227,6 +236,11 @@ impl Inner {
             usable: snapshot.usable.len(),
             trouble: self.health.borrow().trouble().map(str::to_owned),
         }
+    }
+
+    /// How long ago the registry confirmed its list; none before the first one.
+    pub(crate) fn list_age(&self, now: Instant) -> Option<Duration> {
+        self.members.borrow().as_of.map(|at| now.saturating_duration_since(at))
     }
 
     /// An error with all that is known about why.

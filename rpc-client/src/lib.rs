@@ -20,13 +20,16 @@ pub mod breaker;
 mod call;
 mod channel;
 mod client;
+mod decisions;
 mod expire;
+mod hedge;
 mod node;
 pub mod node_load;
 mod options;
 mod pool;
 mod recent_latencies;
 mod removal_doubt;
+mod reply;
 mod report;
 mod retry_budget;
 mod schedule;
@@ -36,9 +39,10 @@ mod slow_registry;
 mod snapshot;
 mod write_back;
 
-pub use call::Reply;
 pub use client::{Client, ClientBuilder};
+pub use decisions::{DecisionRecord, Filter, Reason, Removed};
 pub use options::{CallOptions, ClientConfig};
+pub use reply::Reply;
 pub use rpc_core::secret::{Secret, Token};
 #[cfg(feature = "tls")]
 pub use rpc_core::tls::{ClientTls, ClientTlsFiles};

@@ -121,6 +121,12 @@ impl Node {
         }
     }
 
+    /// What its answers take to this client, if it has had some: an estimate on the high side.
+    pub(crate) fn latency(&self, now: Instant) -> Option<Duration> {
+        let us = self.state.lock().load.latency_us(now)?;
+        Duration::try_from_secs_f64(us / 1e6).ok()
+    }
+
     /// A load report came.
     pub(crate) fn reported(&self, now: Instant, report: LoadReport) {
         self.state.lock().report = Some((report, now));

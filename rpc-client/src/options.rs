@@ -66,6 +66,7 @@ pub struct CallOptions {
     pub(crate) key: Option<String>,
     pub(crate) idempotent: bool,
     pub(crate) explain: bool,
+    pub(crate) hedge: bool,
 }
 
 impl CallOptions {
@@ -108,7 +109,18 @@ impl CallOptions {
         }
     }
 
-    /// Records how nodes were chosen, so that the reply can explain it.
+    /// Declares the call idempotent, and has it go elsewhere when its node hangs: when the answer takes
+    /// longer than that node's usually do, the node is asked for a sign of life, and if there is none the
+    /// call is given up there and repeated on another node, within the budget for repeats. Asking first
+    /// keeps calls that merely take long from being made twice. It costs a timer a call, and needs
+    /// servers that answer probes.
+    #[must_use]
+    pub fn hedge(mut self) -> Self {
+        self.hedge = true;
+        self.idempotent()
+    }
+
+    /// Records how nodes are chosen for the call; [`crate::Client::decisions`] has it afterwards.
     #[must_use]
     pub fn explain(mut self) -> Self {
         self.explain = true;

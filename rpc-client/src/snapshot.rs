@@ -11,13 +11,18 @@ use tokio::time::Instant;
 
 use crate::balance::{NodeView, View};
 use crate::channel::Channel;
+use crate::decisions::{Filter, Removed};
 use crate::node::Node;
 use crate::report::NodeSamples;
 
 /// The nodes that take calls. Published as one, never changed after that.
 #[derive(Default)]
 pub(crate) struct Snapshot {
+    /// Counts the snapshots.
+    pub(crate) version: u64,
     pub(crate) usable: Vec<Arc<Usable>>,
+    /// Those that are not, and why.
+    pub(crate) removed: Arc<[Removed]>,
     /// Whether a list of nodes was ever read.
     pub(crate) known: bool,
     /// All nodes, usable or not, by address.
@@ -50,6 +55,18 @@ impl Listed {
     /// Whether a connection was made, or trying to has failed once.
     pub(crate) fn is_settled(&self) -> bool {
         self.trouble.is_some() || self.connection != ConnectionState::Connecting
+    }
+
+    /// Why it takes no calls, if it does not.
+    pub(crate) fn removed(&self) -> Removed {
+        let filter = match self.connection {
+            ConnectionState::Connecting | ConnectionState::Connected => Filter::NotConnected,
+            ConnectionState::Suspect => Filter::Silent,
+            ConnectionState::Leaving => Filter::Draining,
+            ConnectionState::Ejected => Filter::Ejected,
+        };
+        let why = self.member.malformed.clone().or_else(|| self.trouble.as_deref().map(str::to_owned));
+        Removed { node: self.node.addr, filter, why }
     }
 
     pub(crate) fn status(&self, now: Instant) -> NodeStatus {

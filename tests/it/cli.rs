@@ -340,6 +340,67 @@ async fn explain_shows_the_registry_every_node_and_every_attempt() {
     assert_eq!(left_out.iter().filter(|candidate| **candidate).count(), 1, "{json}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn explain_shows_each_decision_with_its_terms_and_what_the_filters_removed() {
+    let (_dir, url) = registry();
+    let (hanging, mut nodes) = (Hanging::new(), Vec::new());
+    for _ in 0..3 {
+        nodes.push(Node::start(server(&hanging).registry(&url).unwrap()).await);
+    }
+    // Before the time begins that the server has for draining: this may build them first.
+    binaries::path("rpc-client");
+    let leaves = nodes.pop().unwrap();
+    let (left, addrs) = (leaves.addr, nodes.iter().map(|node| node.addr.to_string()).collect::<Vec<_>>());
+    let busy = Client::connect(&format!("static:{left}")).await.unwrap();
+    let hangs = tokio::spawn(async move { busy.call::<_, ()>("hang", &()).await });
+    hanging.until(|(begun, _)| *begun == 1).await;
+    let leaving = tokio::spawn(leaves.stop());
+    let observer = Client::connect(&url).await.unwrap();
+    nodes_are(&observer, "draining", |nodes| nodes.iter().any(|n| n.state == "draining")).await;
+
+    // On a busy machine one of the two may not be connected in time.
+    let arguments = ["call", "echo", "--explain", "--registry", &url, "--format", "json"];
+    let (json, last) = loop {
+        let json = client(&arguments).await.ended_with(0).json();
+        let last = json["explain"]["decisions"].as_array().unwrap().last().unwrap().clone();
+        if last["usable"] == json!(2) {
+            break (json, last);
+        }
+    };
+    assert_eq!((&last["decision"], &last["nodes"]), (&json!("send"), &json!([json["node"]])), "{json}");
+    let removed = last["removed"].as_array().unwrap();
+    assert_eq!(removed.len(), 1, "{json}");
+    assert_eq!((&removed[0]["node"], &removed[0]["filter"]), (&json!(left), &json!("draining")), "{json}");
+    assert_eq!(last["outcome"]["outcome"], json!("ok"), "{json}");
+    assert!(last["list_version"].is_u64() && last["list_age_ms"].is_u64(), "{json}");
+    let compared = last["candidates"].as_array().unwrap();
+    assert!(!compared.is_empty() && compared.iter().all(|c| addrs.contains(&c["node"].as_str().unwrap().to_owned())));
+    assert!(compared.iter().all(|c| c["cost"].is_f64() && !c["terms"].as_object().unwrap().is_empty()), "{json}");
+
+    let text = client(&["call", "echo", "--explain", "--registry", &url]).await.ended_with(0).stderr;
+    let line = text.lines().find(|line| line.contains("send to")).unwrap_or_else(|| panic!("{text}"));
+    assert!(line.contains(" usable, ") && line.contains(" left out"), "{text}");
+    assert!(text.lines().any(|line| line.contains(&left.to_string()) && line.contains("draining")), "{text}");
+    hangs.abort();
+    leaving.await.unwrap();
+}
+
+#[tokio::test]
+async fn explain_shows_why_a_call_failed() {
+    let (node, _, url) = node().await;
+    let (dead, _held) = dead_address();
+    let arguments = ["call", "fail", "[1]", "--explain", "--registry", &url, "--format", "json"];
+    let json = client(&arguments).await.ended_with(7).json();
+    let decisions = json["explain"]["decisions"].as_array().unwrap();
+    assert_eq!(decisions.last().unwrap()["nodes"], json!([node.addr]), "{json}");
+    assert!(decisions.last().unwrap()["outcome"]["outcome"].as_str().unwrap().contains("as asked"), "{json}");
+    let url = format!("static:{dead}");
+    let arguments = ["call", "echo", "--timeout", "1s", "--explain", "--registry", &url, "--format", "json"];
+    let json = client(&arguments).await.ended_with(5).json();
+    let last = json["explain"]["decisions"].as_array().unwrap().last().cloned().unwrap();
+    assert_eq!((&last["decision"], &last["removed"][0]["node"]), (&json!("no_node"), &json!(dead)), "{json}");
+}
+
 #[tokio::test]
 async fn one_call_connects_with_few_of_many_nodes_and_with_all_if_need_be() {
     let (live, _, mut url) = node().await;

@@ -355,6 +355,32 @@ async fn a_node_that_falls_silent_loses_its_calls_at_once_and_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_hedged_call_leaves_a_node_that_hangs_and_not_one_that_takes_long() {
+    let ledger = Ledger::default();
+    let (a, link) = linked("a", &ledger).await;
+    let b = Node::start(worker("b", &ledger)).await;
+    let registry = Puppet::new();
+    registry.list([entry(&a), entry(&b)]);
+    let client = client_of(&registry, a.addr, 2).await;
+    let hedged = CallOptions::new().hedge();
+    for call in 0..10 {
+        client.call_with::<_, String>("safe", &(call, 1), &hedged).await.unwrap();
+    }
+    for call in 10..20 {
+        client.call_with::<_, String>("work", &(call, 50), &hedged).await.unwrap();
+    }
+    // On a busy machine a node may be late with its sign of life, but not time and again.
+    let once = (10..20).filter(|call| ledger.of(*call) == ["a"]).count();
+    assert!(once >= 5, "{once} of 10 long calls were made once");
+
+    link.stall();
+    let reply = client.call_detailed("safe", &(100, 0), &hedged).await.unwrap();
+    assert_eq!(reply.node, b.addr);
+    assert!(reply.attempts[0].outcome.contains("no sign of life"), "{:?}", reply.attempts);
+    link.resume();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn when_all_nodes_fall_silent_for_a_while_no_call_fails() {
     let ledger = Ledger::default();
     let ((a, link_a), (b, link_b)) = (linked("a", &ledger).await, linked("b", &ledger).await);

@@ -7,6 +7,7 @@ mod call;
 mod chaos;
 mod cli;
 mod deadline;
+mod decisions;
 mod discovery;
 mod failover;
 mod leaks;

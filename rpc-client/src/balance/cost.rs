@@ -1,6 +1,6 @@
 //! What a policy compares: the expected time of a call, from what the client knows by itself.
 
-use super::NodeView;
+use super::{NodeView, Score};
 
 /// Longest response time that is believed, in microseconds: keeps every cost finite.
 const LATENCY_US_MAX: f64 = 1e12;
@@ -22,6 +22,17 @@ pub(super) fn expected(node: &NodeView, latency_us: f64) -> f64 {
     let calls = f64::from(node.in_flight) + 1.0;
     let weight = f64::from(node.weight.max(1));
     latency_us * calls / weight * failure_penalty(node.failure)
+}
+
+/// The same with what it was made from.
+pub(super) fn score(index: usize, node: &NodeView, latency_us: f64) -> Score {
+    let terms = vec![
+        ("latency_us", latency_us),
+        ("in_flight", f64::from(node.in_flight)),
+        ("weight", f64::from(node.weight)),
+        ("failure", node.failure),
+    ];
+    Score { index, cost: expected(node, latency_us), terms }
 }
 
 /// The factor by which failures make a node dearer. To the fourth power, as a fast failure must

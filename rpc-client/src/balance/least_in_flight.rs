@@ -1,6 +1,6 @@
 //! The node with the fewest calls.
 
-use super::{Pick, Policy, View};
+use super::{Pick, Policy, Score, View};
 
 /// Calls the node on which the fewest calls of this client wait; among equals any one, by chance.
 /// Looks at every node.
@@ -29,6 +29,12 @@ impl Policy for LeastInFlight {
             }
         }
         best
+    }
+
+    fn scores(&self, view: &dyn View, pick: &Pick<'_>) -> Vec<Score> {
+        let usable = (0..view.len()).map(|i| (i, view.node(i))).filter(|(_, node)| !pick.is_excluded(node.id));
+        let score = |index, cost| Score { index, cost, terms: vec![("in_flight", cost)] };
+        usable.map(|(index, node)| score(index, f64::from(node.in_flight))).collect()
     }
 
     fn copy(&self) -> Option<Box<dyn Policy>> {

@@ -13,6 +13,7 @@ mod p2c;
 mod places;
 mod prequal;
 mod random;
+mod replay;
 mod round_robin;
 mod sample;
 mod shortest;
@@ -29,6 +30,8 @@ pub use least_in_flight::LeastInFlight;
 pub use p2c::TwoChoices;
 pub use prequal::{PoolEntry, Prequal, PrequalSettings, Ranking};
 pub use random::RandomChoice;
+pub use replay::Candidate;
+pub(crate) use replay::{Recorded, Replay, record};
 pub use round_robin::RoundRobin;
 pub use rpc_core::LoadReport;
 pub use shortest::Shortest;
@@ -73,6 +76,13 @@ pub trait Policy: Send + 'static {
             Some(index) => Decision::Send { index, bound: None },
             None => Decision::NoNode,
         }
+    }
+
+    /// For people who ask why: what [`Policy::decide`] would compare if it were asked now. Empty for
+    /// policies that compare nothing.
+    fn scores(&self, view: &dyn View, pick: &Pick<'_>) -> Vec<Score> {
+        let _ = (view, pick);
+        Vec::new()
     }
 
     /// Learns from what happened. Only called if [`Policy::observes`].
@@ -219,6 +229,17 @@ pub enum Decision {
     },
     /// There is no node to send to.
     NoNode,
+}
+
+/// What a policy compares a node by.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Score {
+    /// Index in the view.
+    pub index: usize,
+    /// Lower is better.
+    pub cost: f64,
+    /// What the cost was made from: names, with their units, and values.
+    pub terms: Vec<(&'static str, f64)>,
 }
 
 /// What a policy can learn from.

@@ -1,7 +1,7 @@
 //! Two random choices by peak EWMA.
 
 use super::sample::{self, Drawn};
-use super::{NodeView, Pick, Policy, View, cost};
+use super::{NodeView, Pick, Policy, Score, View, cost};
 
 /// Draws two different nodes and calls the one whose response time times its calls in flight is
 /// lower (Mitzenmacher, "The power of two choices in randomized load balancing", 2001; peak EWMA
@@ -18,17 +18,26 @@ impl Policy for TwoChoices {
         }
     }
 
+    fn scores(&self, view: &dyn View, pick: &Pick<'_>) -> Vec<Score> {
+        let Drawn::Two(a, b) = sample::two(view, pick, &mut pick.random()) else { return Vec::new() };
+        let (latency_a, latency_b) = latencies(&a.node, &b.node);
+        vec![cost::score(a.index, &a.node, latency_a), cost::score(b.index, &b.node, latency_b)]
+    }
+
     fn copy(&self) -> Option<Box<dyn Policy>> {
         Some(Box::new(*self))
     }
 }
 
 fn cheaper(a: &NodeView, b: &NodeView) -> bool {
+    let (latency_a, latency_b) = latencies(a, b);
+    cost::expected(a, latency_a) < cost::expected(b, latency_b)
+}
+
+fn latencies(a: &NodeView, b: &NodeView) -> (f64, f64) {
     let (known_a, known_b) = (cost::latency_us(a.latency_us, 0), cost::latency_us(b.latency_us, 0));
     // Neither best nor worst: the first would flood a new node, the second starve it.
-    let latency_a = known_a.or(known_b).unwrap_or(1.0);
-    let latency_b = known_b.or(known_a).unwrap_or(1.0);
-    cost::expected(a, latency_a) < cost::expected(b, latency_b)
+    (known_a.or(known_b).unwrap_or(1.0), known_b.or(known_a).unwrap_or(1.0))
 }
 
 #[cfg(test)]

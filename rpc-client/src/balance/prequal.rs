@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::places::Places;
-use super::{Decision, Event, LoadReport, NodeId, Pick, Policy, Random, View, sample};
+use super::{Decision, Event, LoadReport, NodeId, Pick, Policy, Random, Score, View, sample};
 
 /// Entries of the pool; more gain little.
 const POOL_MAX: usize = 16;
@@ -28,6 +28,9 @@ const REMOVED_PER_CALL: f64 = 1.0;
 
 /// Probe answers from which the distribution of requests in flight is estimated.
 const DISTRIBUTION: usize = 64;
+
+/// Added to the cost of hot entries, which come after all others.
+const HOT_COST: f64 = 1e15;
 
 /// The settings of [`Prequal`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -182,10 +185,19 @@ impl Prequal {
         Some((best.1, worst.1))
     }
 
+    fn age_max(&self) -> Duration {
+        if self.settings.sync { SYNC_AGE_MAX } else { POOL_AGE_MAX }
+    }
+
+    /// With fewer entries any node is called.
+    fn occupancy_min(&self) -> usize {
+        if self.settings.sync { 1 } else { 2 }
+    }
+
     fn choose(&mut self, view: &dyn View, pick: &Pick<'_>) -> Option<usize> {
-        let age_max = if self.settings.sync { SYNC_AGE_MAX } else { POOL_AGE_MAX };
+        let age_max = self.age_max();
         self.pool.retain(|entry| pick.now.saturating_duration_since(entry.at) <= age_max);
-        let occupancy_min = if self.settings.sync { 1 } else { 2 };
+        let occupancy_min = self.occupancy_min();
         let usable = |entry: &PoolEntry| !pick.is_excluded(entry.node);
         let best = if self.pool.len() < occupancy_min { None } else { self.extremes(usable) };
         let index = best.and_then(|(best, _)| {
@@ -231,6 +243,28 @@ impl Policy for Prequal {
             }
         }
         self.choose(view, pick).map_or(Decision::NoNode, |index| Decision::Send { index, bound: None })
+    }
+
+    fn scores(&self, view: &dyn View, pick: &Pick<'_>) -> Vec<Score> {
+        let age_max = self.age_max();
+        let is_fresh = |entry: &&PoolEntry| pick.now.saturating_duration_since(entry.at) <= age_max;
+        let fresh = || self.pool.iter().filter(is_fresh);
+        if fresh().count() < self.occupancy_min() {
+            return Vec::new();
+        }
+        let hot_above = self.hot_above();
+        let score = |entry: &PoolEntry| {
+            let index = self.places.find(view, entry.node)?;
+            let (hot, rank) = self.rank(entry, hot_above);
+            let terms = vec![
+                ("in_flight", f64::from(entry.in_flight)),
+                ("latency_us", entry.latency_us),
+                ("hot", f64::from(u8::from(hot))),
+                ("uses_left", f64::from(entry.uses_left)),
+            ];
+            Some(Score { index, cost: if hot { HOT_COST + rank } else { rank }, terms })
+        };
+        fresh().filter(|entry| !pick.is_excluded(entry.node)).filter_map(score).collect()
     }
 
     fn observe(&mut self, event: &Event<'_>) {

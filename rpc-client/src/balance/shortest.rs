@@ -1,6 +1,6 @@
 //! The lowest response time in the registry.
 
-use super::{Pick, Policy, View};
+use super::{Pick, Policy, Score, View};
 
 /// Calls the node with the lowest response time in the registry; 0, unknown, comes first; among
 /// equals the first. For comparison: every client follows the same minimum, whose value changes
@@ -12,6 +12,12 @@ impl Policy for Shortest {
     fn pick(&mut self, view: &dyn View, pick: &Pick<'_>) -> Option<usize> {
         let usable = (0..view.len()).map(|i| (i, view.node(i))).filter(|(_, node)| !pick.is_excluded(node.id));
         usable.min_by_key(|(_, node)| node.registry_us).map(|(index, _)| index)
+    }
+
+    fn scores(&self, view: &dyn View, pick: &Pick<'_>) -> Vec<Score> {
+        let usable = (0..view.len()).map(|i| (i, view.node(i))).filter(|(_, node)| !pick.is_excluded(node.id));
+        let score = |index, cost| Score { index, cost, terms: vec![("registry_us", cost)] };
+        usable.map(|(index, node)| score(index, node.registry_us as f64)).collect()
     }
 
     fn copy(&self) -> Option<Box<dyn Policy>> {

@@ -35,6 +35,8 @@ pub(crate) enum ExchangeError {
     Crowded,
     /// It was sent, or waited to be.
     Failed(Failure),
+    /// The node gave no sign of life when asked, and the call is to go elsewhere.
+    Hung,
 }
 
 impl<P: Serialize + ?Sized> Exchange<'_, P> {

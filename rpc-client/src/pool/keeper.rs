@@ -1,6 +1,6 @@
 //! The task that owns the nodes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -33,6 +33,7 @@ pub(super) struct Keeper {
     doubt: RemovalDoubt,
     known: bool,
     next_id: u64,
+    version: u64,
     report_tx: mpsc::Sender<Report>,
     reports: mpsc::Receiver<Report>,
 }
@@ -72,6 +73,7 @@ impl Keeper {
             doubt: RemovalDoubt::new(),
             known: false,
             next_id: 0,
+            version: 0,
             report_tx,
             reports,
         }
@@ -221,9 +223,14 @@ impl Keeper {
             // Rather a node in doubt than none.
             usable = self.usable(now, |_, entry| !entry.node.is_leaving(), &[Status::Open, Status::Suspect]);
         }
-        let all = self.nodes.values().zip(&breakers).map(|(entry, breaker)| entry.listed(*breaker)).collect();
+        let listed = self.nodes.values().zip(&breakers).map(|(entry, breaker)| entry.listed(*breaker));
+        let all: Vec<Listed> = listed.collect();
+        let in_use: HashSet<NodeId> = usable.iter().map(|u| u.node.id).collect();
+        let removed = all.iter().filter(|listed| !in_use.contains(&listed.node.id)).map(Listed::removed).collect();
+        self.version += 1;
         self.shared.observe(&Event::Members { nodes: &usable.iter().map(|u| u.node.id).collect::<Vec<_>>() });
-        self.shared.snapshot.store(Arc::new(Snapshot { usable, known: self.known, all }));
+        let snapshot = Snapshot { version: self.version, usable, removed, known: self.known, all };
+        self.shared.snapshot.store(Arc::new(snapshot));
         self.shared.published.send_modify(|count| *count += 1);
         self.move_calls();
         wake_at

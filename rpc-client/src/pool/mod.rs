@@ -14,12 +14,12 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use rpc_core::registry::Registry;
 use tokio::sync::{Notify, watch};
-use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 pub(crate) use self::probe::Probes;
 use crate::ClientConfig;
-use crate::balance::{Decision, Event, NodeId, Pick, Policy, Random};
+use crate::balance::{Decision, Event, Pick, Policy, Random, Recorded, record};
+use crate::decisions::Asked;
 use crate::report::Reporter;
 use crate::snapshot::{Snapshot, SnapshotView, Usable};
 
@@ -54,18 +54,12 @@ pub(crate) enum Chosen {
     None,
 }
 
-/// What a call asks for, as far as the choice of a node depends on it.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Asked {
-    /// The method, hashed.
-    pub(crate) method: u32,
-    /// The key, hashed.
-    pub(crate) key: Option<u64>,
-}
-
 /// The node chosen for a call.
 pub(crate) struct Choice {
     pub(crate) usable: Arc<Usable>,
+    /// Its place among the usable nodes of the snapshot with this version.
+    pub(crate) index: usize,
+    pub(crate) version: u64,
     /// The node is to refuse if it expects to take longer, in microseconds.
     pub(crate) bound: Option<f64>,
     /// There is no other usable node.
@@ -120,30 +114,31 @@ impl Pool {
         self.shared.published.subscribe()
     }
 
-    /// Chooses a node for a call that has tried `tried` already, and probed `probed` times since.
+    /// Chooses a node for a call.
     #[inline]
-    pub(crate) fn choose(&self, now: Instant, asked: Asked, tried: &[NodeId], probed: u32) -> Chosen {
-        let Asked { method, key } = asked;
+    pub(crate) fn choose(&self, asked: &Asked<'_>) -> Chosen {
         let snapshot = self.shared.snapshot.load();
-        let view = SnapshotView { usable: &snapshot.usable, now };
-        let pick = Pick { method, key, now, seed: self.shared.seed(), excluded: tried, probed };
-        let decision = self.shared.policy.lock().decide(&view, &pick);
-        match decision {
-            Decision::Send { index, bound } => {
-                let usable = snapshot.usable[index].clone();
-                Chosen::Node(Choice { usable, bound, alone: snapshot.usable.len() == 1 })
-            }
-            Decision::Probe { indices, wait_for } if probed < probe::ROUNDS_MAX => {
-                let targets = indices.into_iter().map(|index| snapshot.usable[index].clone()).collect();
-                Chosen::Probe(Probes { targets, method, wait_for })
-            }
-            Decision::Probe { .. } | Decision::NoNode => Chosen::None,
-        }
+        let view = SnapshotView { usable: &snapshot.usable, now: asked.now };
+        let decision = self.shared.policy.lock().decide(&view, &self.shared.pick(asked));
+        chosen(&snapshot, asked, decision)
+    }
+
+    /// The same, with the snapshot and all that the policy went by.
+    pub(crate) fn choose_and_record(&self, asked: &Asked<'_>) -> (Chosen, Arc<Snapshot>, Recorded) {
+        let snapshot = self.shared.snapshot.load_full();
+        let view = SnapshotView { usable: &snapshot.usable, now: asked.now };
+        let recorded = record(self.shared.policy.lock().as_mut(), &view, &self.shared.pick(asked));
+        (chosen(&snapshot, asked, recorded.decision.clone()), snapshot, recorded)
     }
 
     /// Sends probes and waits as long as the policy wants.
     pub(crate) async fn probe(&self, probes: Probes) {
         self.shared.probe(probes).await;
+    }
+
+    /// Asks a node for a sign of life: whether it gave one. `None` if it was not asked.
+    pub(crate) async fn ask(&self, usable: &Usable, method_hash: u32) -> Option<bool> {
+        self.shared.probe_one(usable, method_hash).await
     }
 
     /// A breaker changed its mind: the usable nodes are to be determined again.
@@ -161,7 +156,27 @@ impl Pool {
     }
 }
 
+fn chosen(snapshot: &Snapshot, asked: &Asked<'_>, decision: Decision) -> Chosen {
+    match decision {
+        Decision::Send { index, bound } => {
+            let usable = snapshot.usable[index].clone();
+            let alone = snapshot.usable.len() == 1;
+            Chosen::Node(Choice { usable, index, version: snapshot.version, bound, alone })
+        }
+        Decision::Probe { indices, wait_for } if asked.probed < probe::ROUNDS_MAX => {
+            let targets = indices.into_iter().map(|index| snapshot.usable[index].clone()).collect();
+            Chosen::Probe(Probes { targets, method: asked.method_hash, wait_for })
+        }
+        Decision::Probe { .. } | Decision::NoNode => Chosen::None,
+    }
+}
+
 impl Shared {
+    fn pick<'a>(&self, asked: &Asked<'a>) -> Pick<'a> {
+        let Asked { method_hash: method, key, now, tried: excluded, probed, .. } = *asked;
+        Pick { method, key, now, seed: self.seed(), excluded, probed }
+    }
+
     fn seed(&self) -> u64 {
         Random::new(self.seeds.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed)).next_u64()
     }

@@ -46,7 +46,7 @@ impl Shared {
             // Bounded by its patience, so nobody needs to end it.
             tokio::spawn(async move {
                 let answered = shared.probe_one(&target, probes.method).await;
-                progress.end(answered, wait_for, total);
+                progress.end(answered == Some(true), wait_for, total);
             });
         }
         if wait_for > 0 {
@@ -55,11 +55,11 @@ impl Shared {
         }
     }
 
-    /// `true` if the node answered.
-    async fn probe_one(&self, target: &Usable, method: u32) -> bool {
+    /// Whether the node answered; `None` if it was not asked.
+    pub(super) async fn probe_one(&self, target: &Usable, method: u32) -> Option<bool> {
         if self.probing.fetch_add(1, Ordering::Relaxed) >= PROBES_MAX {
             self.probing.fetch_sub(1, Ordering::Relaxed);
-            return false;
+            return None;
         }
         let channel = &target.channels[0];
         let sent = Instant::now();
@@ -90,7 +90,7 @@ impl Shared {
             }
             None => self.observe(&Event::ProbeSilent { node, now: Instant::now() }),
         }
-        report.is_some()
+        Some(report.is_some())
     }
 }
 

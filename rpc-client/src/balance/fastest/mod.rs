@@ -12,7 +12,7 @@ use self::reports::{Reports, Scored};
 pub use self::settings::FastestSettings;
 use super::places::Places;
 use super::sample::{self, Candidate, Drawn};
-use super::{Decision, Event, NodeId, NodeView, Pick, Policy, View, cost};
+use super::{Decision, Event, NodeId, NodeView, Pick, Policy, Score, View, cost};
 
 /// Refusals that may come in a row after quiet times.
 const REFUSALS_MAX: f64 = 20.0;
@@ -181,6 +181,20 @@ impl Policy for Fastest {
         }
     }
 
+    fn scores(&self, view: &dyn View, pick: &Pick<'_>) -> Vec<Score> {
+        let Drawn::Two(a, b) = sample::two(view, pick, &mut pick.random()) else { return Vec::new() };
+        let reports = if a.node.reports && b.node.reports {
+            self.reports.scores(view, pick, &self.places, &self.settings)
+        } else {
+            Vec::new()
+        };
+        if !reports.is_empty() {
+            return reports;
+        }
+        let (latency_a, latency_b) = latencies(&a.node, &b.node);
+        vec![cost::score(a.index, &a.node, latency_a), cost::score(b.index, &b.node, latency_b)]
+    }
+
     fn observe(&mut self, event: &Event<'_>) {
         match event {
             Event::Sent { node, .. } => self.reports.sent(*node),
@@ -234,11 +248,14 @@ fn better(a: Candidate, b: Candidate) -> Candidate {
 }
 
 fn cheaper(a: &NodeView, b: &NodeView) -> bool {
+    let (latency_a, latency_b) = latencies(a, b);
+    cost::expected(a, latency_a) < cost::expected(b, latency_b)
+}
+
+fn latencies(a: &NodeView, b: &NodeView) -> (f64, f64) {
     let known_a = cost::latency_us(a.latency_us, a.registry_us);
     let known_b = cost::latency_us(b.latency_us, b.registry_us);
-    let latency_a = known_a.or(known_b).unwrap_or(1.0);
-    let latency_b = known_b.or(known_a).unwrap_or(1.0);
-    cost::expected(a, latency_a) < cost::expected(b, latency_b)
+    (known_a.or(known_b).unwrap_or(1.0), known_b.or(known_a).unwrap_or(1.0))
 }
 
 #[cfg(test)]

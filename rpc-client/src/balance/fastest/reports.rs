@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::FastestSettings;
 use super::usual::{Method, Usual};
 use crate::balance::places::Places;
-use crate::balance::{NodeId, Pick, Random, View};
+use crate::balance::{NodeId, Pick, Random, Score, View};
 
 /// Reports kept: the most recent ones, one a node. More cost time on every call and gain nothing.
 const REPORTS_MAX: usize = 16;
@@ -158,7 +158,7 @@ impl Reports {
                 continue;
             }
             let Some(seen) = entry.look(view, places) else { continue };
-            let idle_us = entry.service.map_or(usual_us, |(method, us)| usual.convert(pick.method, method, us));
+            let idle_us = entry.idle_us(usual, pick.method, usual_us);
             *scored = Some(entry.score(seen, pick.now, idle_us, settings));
             best.consider(*scored);
         }
@@ -181,22 +181,66 @@ impl Reports {
     }
 }
 
+impl Reports {
+    /// What [`Reports::best`] compares, with what it is made from.
+    pub(super) fn scores(
+        &self,
+        view: &dyn View,
+        pick: &Pick<'_>,
+        places: &Places,
+        settings: &FastestSettings,
+    ) -> Vec<Score> {
+        let usual_us = self.usual.of(pick.method).unwrap_or(1.0);
+        let score = |entry: &Entry| {
+            let seen = entry.find(view, places)?;
+            let idle_us = entry.idle_us(&self.usual, pick.method, usual_us);
+            let scored = entry.score(seen, pick.now, idle_us, settings);
+            let terms = vec![
+                ("idle_us", idle_us),
+                ("in_flight", entry.in_flight(pick.now, idle_us, settings)),
+                ("reported_in_flight", f64::from(entry.report.in_flight)),
+                ("sent_since", entry.sent),
+                ("age_us", pick.now.saturating_duration_since(entry.at).as_secs_f64() * 1e6),
+                ("concurrency", entry.report.concurrency),
+                ("failure", seen.failure.max(entry.report.errors)),
+                ("weight", 100.0 * seen.weight),
+            ];
+            Some(Score { index: scored.index, cost: scored.expected_us, terms })
+        };
+        let young = |e: &&Entry| pick.now.saturating_duration_since(e.at) <= AGE_MAX && !pick.is_excluded(e.node);
+        self.entries.iter().filter(young).filter_map(score).collect()
+    }
+}
+
 impl Entry {
     fn look(&mut self, view: &dyn View, places: &Places) -> Option<Seen> {
+        self.seen = self.find(view, places);
+        self.seen
+    }
+
+    fn find(&self, view: &dyn View, places: &Places) -> Option<Seen> {
         if let Some(seen) = self.seen.filter(|seen| seen.index < view.len()) {
             return Some(seen);
         }
         let index = places.find(view, self.node)?;
         let node = view.node(index);
-        self.seen = Some(Seen { index, weight: f64::from(node.weight.max(1)) / 100.0, failure: node.failure });
-        self.seen
+        Some(Seen { index, weight: f64::from(node.weight.max(1)) / 100.0, failure: node.failure })
+    }
+
+    /// What the method takes there when nothing else runs.
+    fn idle_us(&self, usual: &Usual, method: u32, usual_us: f64) -> f64 {
+        self.service.map_or(usual_us, |(known, us)| usual.convert(method, known, us))
+    }
+
+    /// Requests that the node is expected to have by now.
+    fn in_flight(&self, now: Instant, idle_us: f64, settings: &FastestSettings) -> f64 {
+        let age_us = now.saturating_duration_since(self.at).as_secs_f64() * 1e6;
+        let kept = (-age_us / (settings.fade * idle_us)).exp();
+        self.mean_in_flight + (f64::from(self.report.in_flight) - self.mean_in_flight) * kept + self.sent
     }
 
     fn score(&self, seen: Seen, now: Instant, idle_us: f64, settings: &FastestSettings) -> Scored {
-        let age_us = now.saturating_duration_since(self.at).as_secs_f64() * 1e6;
-        let kept = (-age_us / (settings.fade * idle_us)).exp();
-        let in_flight =
-            self.mean_in_flight + (f64::from(self.report.in_flight) - self.mean_in_flight) * kept + self.sent;
+        let in_flight = self.in_flight(now, idle_us, settings);
         let failure = seen.failure.max(self.report.errors);
         let us = expected_us(idle_us, (in_flight + 1.0) / self.report.concurrency, failure) / seen.weight;
         Scored { node: self.node, index: seen.index, expected_us: us.min(f64::MAX), idle_us: idle_us / seen.weight }

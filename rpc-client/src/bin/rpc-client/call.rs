@@ -33,7 +33,7 @@ pub(crate) struct Args {
     /// Send equal keys to the same node, if the policy knows about keys
     #[arg(long, value_name = "K")]
     key: Option<String>,
-    /// Show what was known of the nodes, and what was tried
+    /// Show what was known of the nodes, how one was chosen, and what was tried
     #[arg(long)]
     explain: bool,
     /// Time for everything, such as 500ms or 10s [default: 5s]
@@ -52,6 +52,9 @@ impl Args {
         }
         if self.idempotent {
             options = options.idempotent();
+        }
+        if self.explain {
+            options = options.explain();
         }
         options
     }
@@ -98,7 +101,13 @@ fn show(
     if let (Some(explanation), Format::Text) = (&explanation, format) {
         output::note(&explanation.text(attempts));
     }
-    let reply = outcome.map_err(|error| Failure::Rpc { error: Box::new(error), latency_us: Some(latency_us) })?;
+    let reply = match outcome {
+        Ok(reply) => reply,
+        Err(error) => {
+            let (error, explain) = (Box::new(error), explanation.map(Box::new));
+            return Err(Failure::Rpc { error, latency_us: Some(latency_us), explain });
+        }
+    };
     match format {
         Format::Text => output::line(&pretty::indented(reply.result.get()))?,
         Format::Json => {

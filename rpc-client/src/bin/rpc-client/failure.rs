@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::common::Format;
+use crate::explain::Explanation;
 use crate::{output, units};
 
 /// Why a command ends early.
@@ -18,6 +19,8 @@ pub(crate) enum Failure {
         error: Box<Error>,
         /// From the start of the call to its failure, if it was one.
         latency_us: Option<u64>,
+        /// How nodes were chosen, if that was asked for.
+        explain: Option<Box<Explanation>>,
     },
     /// The command line asks for what cannot be.
     Usage { message: String, hint: String },
@@ -29,7 +32,7 @@ pub(crate) enum Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self::Rpc { error: Box::new(error), latency_us: None }
+        Self::Rpc { error: Box::new(error), latency_us: None, explain: None }
     }
 }
 
@@ -87,9 +90,10 @@ impl Failure {
             latency_us: None,
             attempts: &[],
             registry: None,
+            explain: None,
         };
         match self {
-            Self::Rpc { error, latency_us } => {
+            Self::Rpc { error, latency_us, explain } => {
                 let remote = remote(error);
                 Report {
                     error: Body {
@@ -103,6 +107,7 @@ impl Failure {
                     latency_us: *latency_us,
                     attempts: error.attempts(),
                     registry: error.registry(),
+                    explain: explain.as_deref(),
                 }
             }
             Self::Usage { message, hint } => plain("usage", message.clone(), hint),
@@ -120,6 +125,8 @@ struct Report<'a> {
     latency_us: Option<u64>,
     attempts: &'a [Attempt],
     registry: Option<&'a RegistryState>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    explain: Option<&'a Explanation>,
 }
 
 #[derive(Serialize)]

@@ -4,6 +4,7 @@ mod bench;
 mod call;
 mod common;
 mod completions;
+mod decision;
 mod explain;
 mod failure;
 mod few;
