@@ -233,7 +233,7 @@ fn measure(runtime: &tokio::runtime::Runtime, options: &Options) -> Outcome<()> 
     let client = runtime.block_on(Client::connect(&format!("static:{addr}")))?;
     runtime.block_on(client.ready(Duration::from_secs(5)));
     let length = Duration::from_secs_f64(options.seconds);
-    let quiet = runtime.block_on(calls(&client, sleep(length)))?;
+    let quiet = runtime.block_on(async { calls(&client, sleep(length)).await })?;
     open_all(&mut clients, FIRST)?;
     let before = settled(&server)?;
     let (stop, stopped) = oneshot::channel::<()>();
@@ -245,7 +245,7 @@ fn measure(runtime: &tokio::runtime::Runtime, options: &Options) -> Outcome<()> 
     drop(stop);
     let storm = runtime.block_on(calling)??;
     let after = settled(&server)?;
-    let rest = runtime.block_on(calls(&client, sleep(length)))?;
+    let rest = runtime.block_on(async { calls(&client, sleep(length)).await })?;
     let each = (after as f64 - before as f64) / (connections - FIRST) as f64;
     println!("{connections} connections from {count} processes");
     println!(
