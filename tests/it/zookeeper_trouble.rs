@@ -185,6 +185,13 @@ async fn a_clock_that_jumps_to_and_fro_fails_no_call_and_stops_no_job() {
     // It runs the job that resets response times, and measures nothing itself.
     let fail = ["bench", "fail", r#"{"code":7}"#, "--rps", "2", "--duration", "600s", "--registry", &url];
     let _holder = shifted("rpc-client", &fail, &clock);
+    let raw = zookeeper_client::Client::connect(&zk.servers()).await.unwrap();
+    let end = Instant::now() + SOON;
+    let leads = |names: Vec<String>| names.iter().any(|name| name.starts_with("lock-"));
+    while !raw.list_children("/rpc.cluster/jobs/expire").await.is_ok_and(leads) {
+        assert!(Instant::now() < end, "nobody runs the job");
+        sleep(Duration::from_millis(10)).await;
+    }
     let observer = open(&zk.url("rpc"));
     let value = || observer.members().borrow().nodes.get(&at).map(|member| member.record.response_time_us);
     let echo = ["bench", "echo", "--rps", "100", "--duration", "4s", "--threshold", "errors<=0", "--registry", &url];
