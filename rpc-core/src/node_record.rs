@@ -124,6 +124,16 @@ mod tests {
     }
 
     #[test]
+    fn numbers_of_unknown_members_do_not_drift() {
+        for number in ["99999999999940319102", "0.1", "1e300", "5e-324"] {
+            let text = format!(r#"{{"x":{number}}}"#);
+            let record = NodeRecord::from_json(text.as_bytes()).unwrap();
+            assert_eq!(record.unknown["x"].as_f64(), number.parse().ok());
+            assert_eq!(NodeRecord::from_json(&record.to_json()).unwrap(), record);
+        }
+    }
+
+    #[test]
     fn a_negative_or_malformed_response_time_is_unknown() {
         for value in ["-1", "1.5", "\"fast\"", "null", "[]", "99999999999999999999999"] {
             let text = format!(r#"{{"response_time_us":{value}}}"#);

@@ -102,10 +102,17 @@ fn zookeeper(rest: &str) -> Result<Target, String> {
     let hosts = hosts.split(',').map(host_and_port).collect::<Result<Vec<_>, _>>()?;
     let path = path.trim_end_matches('/');
     let namespace = format!("/{}", if path.is_empty() { "rpc" } else { path });
-    if namespace[1..].split('/').any(|part| part.is_empty() || part == "." || part == "..") {
+    let parts_are_names = !namespace[1..].split('/').any(|part| matches!(part, "" | "." | ".."));
+    if !parts_are_names || !namespace.encode_utf16().all(zookeeper_allows) {
         return Err(format!("`{namespace}` is no ZooKeeper path"));
     }
     Ok(Target::ZooKeeper { hosts, namespace })
+}
+
+/// What ZooKeeper allows in a path, by its documentation: no control characters, surrogates or private use, nor the last
+/// sixteen of the basic plane. Anything else would be refused at every attempt to register.
+fn zookeeper_allows(unit: u16) -> bool {
+    !matches!(unit, 0..=0x1f | 0x7f..=0x9f | 0xd800..=0xf8ff | 0xfff0..=0xffff)
 }
 
 fn host_and_port(text: &str) -> Result<String, String> {
@@ -121,6 +128,9 @@ fn host_and_port(text: &str) -> Result<String, String> {
     };
     if host.is_empty() {
         return Err("a host is missing".into());
+    }
+    if host.contains(|c: char| c.is_whitespace() || c.is_control()) {
+        return Err(format!("`{host}` is no host"));
     }
     Ok(format!("{host}:{port}"))
 }
@@ -229,7 +239,11 @@ mod tests {
             ("zk:h", "//host:port"),
             ("zk://", "host is missing"),
             ("zk://h:x/n", "`x` is no port"),
+            ("zk://h, g", "` g` is no host"),
+            ("zk://h\n", "is no host"),
             ("zk://h/a//b", "no ZooKeeper path"),
+            ("zk://h/a\0", "no ZooKeeper path"),
+            ("zk://h/\u{1f600}", "no ZooKeeper path"),
             ("static:localhost:1", "no ip:port"),
             ("mem:", "needs a name"),
             ("local:?a", "no value"),

@@ -79,8 +79,9 @@ pub fn parse_load(text: &[u8]) -> Option<LoadReport> {
 /// The report in a response's `meta`, if there is one.
 pub fn load_in_meta(meta: &[u8]) -> Option<LoadReport> {
     // As this side writes it, or as any other spelling of the same JSON.
-    if let Some(text) = meta.strip_prefix(b"{\"load\":").and_then(|rest| rest.strip_suffix(b"}")) {
-        return parse_load(text);
+    let usual = meta.strip_prefix(b"{\"load\":").and_then(|rest| rest.strip_suffix(b"}")).and_then(parse_load);
+    if usual.is_some() {
+        return usual;
     }
     #[derive(serde::Deserialize)]
     struct Meta<'a> {
@@ -119,6 +120,7 @@ mod tests {
         };
         assert!(parse_load(LoadText::new(&largest).as_bytes()).is_some());
         assert_eq!(load_in_meta(b"{\"load\":[7,1234,250,125,99,6]}"), Some(report));
+        assert_eq!(load_in_meta(b"{\"load\":[7,1234,250,125,99,6],\"x\":[{}]}"), Some(report));
         assert_eq!(load_in_meta(b"{ \"x\": 1, \"load\": [7, 1234, 250, 125, 99, 6, 5] }"), Some(report));
     }
 

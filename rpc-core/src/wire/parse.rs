@@ -135,6 +135,10 @@ pub fn parse(message: &[u8]) -> Incoming<'_> {
 /// The start that requests and responses share in the usual spelling.
 const START: &[u8] = b"{\"jsonrpc\":\"2.0\",\"id\":";
 
+/// What is around the numbers of a load report in `meta`.
+const LOAD: &[u8] = b"{\"load\":[";
+const LOAD_END: &[u8] = b"]}";
+
 #[inline]
 fn usual(message: &[u8]) -> Option<Incoming<'_>> {
     let (id, rest) = number(message.strip_prefix(START)?)?;
@@ -146,15 +150,20 @@ fn usual(message: &[u8]) -> Option<Incoming<'_>> {
         return usual_request(id, rest);
     }
     let rest = rest.strip_prefix(b",\"meta\":")?;
-    // Our own meta holds numbers only, so its first closing brace is its last.
-    let end = rest.iter().position(|&b| b == b'}')? + 1;
+    // Our own meta holds one list of numbers, so its first closing brace is its last. Of another one the end is not
+    // that easily found.
+    let load = rest.strip_prefix(LOAD)?;
+    let numbers = load.iter().position(|&b| b != b',' && !b.is_ascii_digit())?;
+    let end = LOAD.len() + numbers + LOAD_END.len();
+    load[numbers..].strip_prefix(LOAD_END)?;
     let body = Ok(rest[end..].strip_prefix(b",\"result\":")?.strip_suffix(b"}")?);
     Some(Incoming::Response(Response { id: Some(id), body, meta: Some(&rest[..end]) }))
 }
 
 #[inline]
 fn usual_request(id: u64, rest: &[u8]) -> Option<Incoming<'_>> {
-    let end = rest.iter().position(|&b| b == b'"' || b == b'\\' || b >= 0x80)?;
+    // A character that JSON wants escaped is serde's to refuse.
+    let end = rest.iter().position(|&b| b == b'"' || b == b'\\' || !(0x20..0x80).contains(&b))?;
     let method = std::str::from_utf8(&rest[..end]).ok()?;
     let mut rest = rest[end..].strip_prefix(b"\"")?;
     let mut meta = RequestMeta::default();
@@ -206,16 +215,11 @@ pub fn peek_id(head: &[u8]) -> Option<u64> {
 /// for its end. `None` if it is no JSON, or an error is among those members.
 #[cold]
 pub fn exact_result(body: &[u8]) -> Option<Vec<u8>> {
-    #[derive(Deserialize)]
-    struct Rest<'a> {
-        #[serde(borrow)]
-        result: &'a RawValue,
-        #[serde(default)]
-        error: Option<serde::de::IgnoredAny>,
+    let message = [START, b"0,\"result\":", body, b"}"].concat();
+    match parse_any(&message) {
+        Incoming::Response(Response { body: Ok(result), .. }) => Some(result.to_vec()),
+        Incoming::Response(_) | Incoming::Request(_) | Incoming::Batch(_) | Incoming::Invalid(_) => None,
     }
-    let object = [b"{\"result\":", body, b"}"].concat();
-    let rest: Rest<'_> = serde_json::from_slice(&object).ok()?;
-    rest.error.is_none().then(|| rest.result.get().as_bytes().to_vec())
 }
 
 /// Any JSON object that can be a message.
@@ -389,6 +393,7 @@ mod tests {
             (b"{\"method\":\"m\"}", code::INVALID_REQUEST),
             (b"{\"jsonrpc\":\"1.0\",\"method\":\"m\"}", code::INVALID_REQUEST),
             (b"{\"jsonrpc\":\"2.0\",\"method\":\"m\",\"id\":1,\"id\":2}", code::INVALID_REQUEST),
+            (b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"a\x01b\"}", code::PARSE_ERROR),
         ] {
             assert_eq!(error_of(text), (code, Id::NULL), "{}", String::from_utf8_lossy(text));
         }
@@ -410,6 +415,21 @@ mod tests {
         assert_eq!(response.meta, Some(&br#"{"load":[1,2]}"#[..]));
         assert_eq!(response.body, Ok(&b"\"}\""[..]));
         assert_eq!(peek_id(&out[4..40]), Some(1025));
+    }
+
+    #[test]
+    fn a_meta_with_more_than_the_load_ends_where_it_ends() {
+        let text = r#"{"jsonrpc":"2.0","id":1,"meta":{"load":[1,2,3,4,5],"x":{"y":1},"result":5},"result":7}"#;
+        let Incoming::Response(response) = parse(text.as_bytes()) else { panic!("no response") };
+        assert_eq!(response.body, Ok(&b"7"[..]));
+    }
+
+    #[test]
+    fn members_after_the_result_are_read_as_elsewhere() {
+        assert_eq!(exact_result(br#"1 ,"error":null"#).as_deref(), Some(&b"1"[..]));
+        for body in [&br#"1,"error":{"code":1,"message":""}"#[..], br#"1,"result":2"#, br#"1,"id":2"#, b"1,", b"1}"] {
+            assert_eq!(exact_result(body), None, "{}", String::from_utf8_lossy(body));
+        }
     }
 
     #[test]
@@ -463,6 +483,14 @@ mod tests {
                     }
                 }
             }
+        }
+
+        #[test]
+        fn any_number_survives(number in any::<f64>()) {
+            let mut out = Vec::new();
+            put_request(&mut out, 1, "m", &RequestMeta::default(), &[number], 1000).unwrap();
+            let Incoming::Request(request) = parse(&out[4..]) else { panic!("no request") };
+            prop_assert_eq!(serde_json::from_slice::<[f64; 1]>(request.params.unwrap()).unwrap(), [number]);
         }
 
         #[test]
