@@ -11,6 +11,7 @@ pub mod agenda;
 pub mod anchors;
 mod calling;
 pub mod changes;
+mod check;
 pub mod client;
 pub mod clock;
 pub mod outcome;

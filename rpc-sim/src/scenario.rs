@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use serde::Deserialize;
 
+use crate::check::check;
 use crate::work::Work;
 
 /// The standard scenarios, as text.
@@ -245,43 +246,8 @@ impl Scenario {
     /// Says what is wrong with it.
     pub fn from_json(text: &str) -> Result<Self> {
         let scenario: Self = serde_json::from_str(text)?;
-        scenario.check().with_context(|| format!("scenario {}", scenario.name))?;
+        check(&scenario).with_context(|| format!("scenario {}", scenario.name))?;
         Ok(scenario)
-    }
-
-    fn check(&self) -> Result<()> {
-        let servers = self.servers.iter().map(|group| group.count).sum::<usize>();
-        ensure!(self.clients.count > 0 && servers > 0, "there must be clients and servers");
-        ensure!(self.duration_s > self.warmup_s && self.warmup_s >= 0.0, "duration_s must be above warmup_s");
-        ensure!(self.timeout_ms > 0.0, "timeout_ms must be positive");
-        ensure!(
-            self.servers.iter().all(|g| g.cores > 0.0 && g.speed > 0.0 && g.cold_speed > 0.0),
-            "cores and speeds of servers must be positive"
-        );
-        ensure!(
-            self.load.utilization.is_some() != self.load.calls_per_s.is_some(),
-            "load needs either utilization or calls_per_s"
-        );
-        if let Work::Mix { of } = &self.work {
-            ensure!(of.iter().all(|m| m.share > 0.0), "every method of a mix needs a share");
-        }
-        ensure!(self.work.mean_ms() > 0.0, "work must have a positive mean");
-        ensure!(self.calls_per_s() > 0.0, "there must be calls");
-        if let Some(antagonists) = &self.antagonists {
-            ensure!(antagonists.good_s > 0.0 && antagonists.bad_s > 0.0, "antagonists need positive times");
-        }
-        if let Some(bursts) = &self.load.bursts {
-            ensure!(bursts.factor > 0.0 && bursts.every_s > 0.0, "bursts need a positive factor and interval");
-        }
-        if let Some(freezes) = &self.freezes {
-            ensure!(freezes.every_s > freezes.for_s && freezes.for_s > 0.0, "freezes must end before the next");
-        }
-        for incident in &self.events {
-            ensure!(incident.servers.iter().all(|&s| s < servers), "an event names a server that is not there");
-            ensure!(incident.to_s > incident.from_s, "an event must end after it begins");
-            ensure!(incident.speed.is_some() || incident.fails_after_ms.is_some(), "an event must change something");
-        }
-        Ok(())
     }
 
     /// The mean capacity of the servers that are there at the start, in cores of speed 1.
@@ -367,7 +333,11 @@ mod tests {
         for (from, to, says) in [
             ("\"clients\"", "\"customers\"", "customers"),
             ("\"utilization\"", "\"calls_per_s\": 1, \"utilization\"", "either"),
-            ("\"cores\": 4", "\"cores\": 0", "positive"),
+            ("\"cores\": 4", "\"cores\": 0", "cores must be"),
+            ("\"count\": 100", "\"count\": 9000000000000000000", "count must be"),
+            ("\"duration_s\": 20", "\"duration_s\": 1e300", "duration_s must be"),
+            ("\"mean_ms\": 20", "\"mean_ms\": -2000", "mean_ms must be"),
+            ("\"utilization\": 0.4", "\"utilization\": 1e9", "calls"),
         ] {
             let bad = good.replacen(from, to, 1);
             assert_ne!(bad, good);

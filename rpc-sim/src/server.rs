@@ -58,6 +58,9 @@ impl PartialEq for Running {
 
 impl Eq for Running {}
 
+/// Longer than any run, in nanoseconds.
+const FOREVER: f64 = 1e18;
+
 impl PartialOrd for Running {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
@@ -133,8 +136,9 @@ impl Server {
     pub fn next_completion(&self) -> Option<Nanos> {
         let rate = self.rate();
         let next = self.running.peek()?;
-        let left_ms = (next.end_ms - self.progress_ms).max(0.0);
-        (rate > 0.0).then(|| self.progressed_to + (left_ms / rate * 1e6).ceil() as Nanos)
+        let left = ((next.end_ms - self.progress_ms).max(0.0) / rate * 1e6).ceil();
+        // None of a server that stands still, and of one that might as well.
+        (left < FOREVER).then(|| self.progressed_to + left as Nanos)
     }
 
     /// By how much one more request would be slowed down, compared with a core of speed 1 alone.

@@ -186,7 +186,7 @@ impl<'a> Simulation<'a> {
         }
         let gap = self.clients[index as usize].gap;
         let wait = (gap * exponential(&mut self.clients[index as usize].arrivals)) as Nanos;
-        self.agenda.add(self.now + wait.max(1), Happening::Call { client: index });
+        self.agenda.add(self.now.saturating_add(wait.max(1)), Happening::Call { client: index });
         let client = &mut self.clients[index as usize];
         let (method, work_ms) = self.scenario.work.draw_request(&mut client.arrivals);
         let thinned = client.arrivals.unit();
