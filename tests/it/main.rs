@@ -6,6 +6,7 @@ mod balance;
 mod call;
 mod chaos;
 mod cli;
+mod corpora;
 mod deadline;
 mod decisions;
 mod discovery;

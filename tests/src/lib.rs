@@ -5,6 +5,7 @@ pub mod certificates;
 pub mod chaos;
 pub mod cluster;
 pub mod conformance;
+pub mod fuzzing;
 pub mod link;
 pub mod load;
 pub mod process;
