@@ -37,6 +37,7 @@ mod slots;
 #[cfg(test)]
 mod slow_registry;
 mod snapshot;
+mod sync;
 mod write_back;
 
 pub use client::{Client, ClientBuilder};

@@ -7,6 +7,8 @@
 mod dial;
 mod exchange;
 mod liveness;
+#[cfg(all(test, feature = "loom"))]
+mod model;
 mod slots;
 mod tasks;
 #[cfg(test)]
@@ -15,11 +17,10 @@ mod tests;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use rpc_core::wire::FrameBuffer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, watch};
@@ -31,6 +32,8 @@ pub(crate) use exchange::{Exchange, ExchangeError};
 use liveness::Liveness;
 use slots::Slots;
 pub(crate) use slots::{Answer, Failure};
+
+use crate::sync::{AtomicU64, Mutex};
 
 /// Bytes that may wait for the socket. A call beyond that waits or takes another node.
 const OUT_MAX: usize = 8 * 1024 * 1024;
@@ -125,32 +128,8 @@ impl Channel {
         write_half: impl AsyncWrite + Send + Unpin + 'static,
         hello: Hello,
     ) -> Self {
-        let Hello { peer, input, round_trip, random } = hello;
-        let state = State {
-            out: Vec::new(),
-            idle_out: Vec::new(),
-            taken: 0,
-            writing: false,
-            half: Some(Box::new(write_half)),
-            slots: Slots::default(),
-            liveness: Liveness::new(Instant::now(), round_trip, random),
-            keeper_at: None,
-            crowded: false,
-            evicting: false,
-            closed: false,
-            pings_sent: 0,
-        };
-        let shared = Arc::new(Shared {
-            node,
-            state: Mutex::new(state),
-            written: AtomicU64::new(0),
-            writer: Notify::new(),
-            keeper: Notify::new(),
-            room: Notify::new(),
-            status: watch::Sender::new(Status::Open),
-            pings: peer.pings,
-            limit: peer.message_bytes_max,
-        });
+        let shared = Arc::new(Shared::new(node, write_half, &hello));
+        let Hello { peer, input, .. } = hello;
         let mut tasks = JoinSet::new();
         tasks.spawn(tasks::read(shared.clone(), read_half, input));
         tasks.spawn(tasks::write(shared.clone()));
@@ -207,6 +186,34 @@ impl Channel {
 }
 
 impl Shared {
+    fn new(node: SocketAddr, write_half: impl AsyncWrite + Send + Unpin + 'static, hello: &Hello) -> Self {
+        let state = State {
+            out: Vec::new(),
+            idle_out: Vec::new(),
+            taken: 0,
+            writing: false,
+            half: Some(Box::new(write_half)),
+            slots: Slots::default(),
+            liveness: Liveness::new(Instant::now(), hello.round_trip, hello.random),
+            keeper_at: None,
+            crowded: false,
+            evicting: false,
+            closed: false,
+            pings_sent: 0,
+        };
+        Self {
+            node,
+            state: Mutex::new(state),
+            written: AtomicU64::new(0),
+            writer: Notify::new(),
+            keeper: Notify::new(),
+            room: Notify::new(),
+            status: watch::Sender::new(Status::Open),
+            pings: hello.peer.pings,
+            limit: hello.peer.message_bytes_max,
+        }
+    }
+
     /// After frames were put into `out`: writes them here and now if nothing else is in flight,
     /// otherwise has the writer do it together with what others add. `true` if the writer is to be
     /// notified once the lock is released.

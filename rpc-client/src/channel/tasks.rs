@@ -64,7 +64,7 @@ fn poll_read(
 }
 
 /// Hands over all messages of a read under one lock.
-fn deliver(shared: &Shared, input: &mut FrameBuffer, wake: &mut Vec<Waker>) -> Result<(), String> {
+pub(super) fn deliver(shared: &Shared, input: &mut FrameBuffer, wake: &mut Vec<Waker>) -> Result<(), String> {
     let now = Instant::now();
     let mut guard = shared.state.lock();
     let state = &mut *guard;
@@ -252,7 +252,7 @@ pub(super) async fn keep(shared: Arc<Shared>) {
 }
 
 /// When to look again, what the silence means, and whether the writer is to be notified.
-fn look(shared: &Shared, state: &mut State, wake: &mut Vec<Waker>) -> (Instant, Verdict, bool) {
+pub(super) fn look(shared: &Shared, state: &mut State, wake: &mut Vec<Waker>) -> (Instant, Verdict, bool) {
     let now = Instant::now();
     let deadline = state.slots.expire(now, wake);
     if state.slots.waiting() == 0 {
