@@ -38,6 +38,9 @@ use crate::sync::{AtomicU64, Mutex};
 /// Bytes that may wait for the socket. A call beyond that waits or takes another node.
 const OUT_MAX: usize = 8 * 1024 * 1024;
 
+/// Set in the count of bytes written when the connection is closed.
+const CLOSED: u64 = 1 << 63;
+
 /// A connection that said hello. Dropping it closes the socket.
 pub(crate) struct Channel {
     shared: Arc<Shared>,
@@ -84,7 +87,7 @@ pub(crate) enum Status {
 struct Shared {
     node: SocketAddr,
     state: Mutex<State>,
-    /// Bytes that the socket has taken.
+    /// Bytes that the socket has taken, or is being offered; [`CLOSED`] once it must not be offered any more.
     written: AtomicU64,
     /// Wakes the writer task.
     writer: Notify,
@@ -276,7 +279,8 @@ impl Shared {
             state.closed = true;
             state.half = None;
             state.out = Vec::new();
-            state.slots.fail_all(self.written.load(Ordering::Acquire), &mut wake);
+            let written = self.written.fetch_or(CLOSED, Ordering::AcqRel);
+            state.slots.fail_all(written, &mut wake);
         }
         tracing::debug!(node = %self.node, reason, "connection closed");
         self.set_status(Status::Closed(reason.into()));

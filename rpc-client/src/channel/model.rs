@@ -188,49 +188,33 @@ fn a_reply_at_the_deadline_is_either_and_wakes_the_caller() {
     });
 }
 
-/// One caller writes by itself, the other through the writer; then the connection closes. What is said to be unsent has
-/// not arrived.
+/// One request is written by its caller, the other by the writer; meanwhile the connection closes. What is said to be
+/// unsent has not arrived, and never does.
 #[test]
 fn every_call_ends_with_its_connection_and_knows_whether_it_was_sent() {
-    for room in [usize::MAX, 20] {
+    for room in [usize::MAX, 40] {
         check(move || {
             let socket = Socket::new(room);
             let channel = channel(socket.clone());
+            let mut calls = [Box::pin(exchange(&channel)), Box::pin(exchange(&channel))];
+            calls.iter_mut().for_each(|call| start(call.as_mut()));
             let writer = thread::spawn({
                 let shared = channel.shared.clone();
                 move || block_on(write(shared))
-            });
-            let caller = thread::spawn({
-                let (channel, socket) = (channel.clone(), socket.clone());
-                move || ends_with_the_connection(&channel, &socket)
             });
             let closer = thread::spawn({
                 let shared = channel.shared.clone();
                 move || shared.close("closed by the model")
             });
-            ends_with_the_connection(&channel, &socket);
+            let outcomes = calls.map(|call| (call.id.unwrap(), block_on(call).unwrap_err()));
             closer.join().unwrap();
-            caller.join().unwrap();
             writer.join().unwrap();
+            for (id, error) in outcomes {
+                let ExchangeError::Failed(Failure::Closed { sent }) = error else { panic!("{error:?}") };
+                assert!(sent || !socket.arrived().contains(&id), "{id} arrived");
+            }
             assert!(is_empty(&channel));
         });
-    }
-}
-
-fn ends_with_the_connection(channel: &Channel, socket: &Socket) {
-    let mut call = Box::pin(exchange(channel));
-    let mut id = None;
-    let outcome = block_on(std::future::poll_fn(|cx| {
-        let outcome = call.as_mut().poll(cx);
-        id = id.or(call.id);
-        outcome
-    }));
-    match outcome {
-        Err(ExchangeError::Failed(Failure::Closed { sent: true })) => {}
-        Err(ExchangeError::Failed(Failure::Closed { sent: false })) => {
-            assert!(id.is_none_or(|id| !socket.arrived().contains(&id)));
-        }
-        other => panic!("{other:?}"),
     }
 }
 
@@ -260,32 +244,27 @@ fn who_waits_for_room_learns_of_it() {
 /// The node answers what has arrived, and nothing else: a request that stays in the buffer is never answered.
 #[test]
 fn the_writer_forgets_no_request() {
-    for room in [usize::MAX, 20] {
-        check(move || {
-            let socket = Socket::new(room);
-            let channel = channel(socket.clone());
-            let writer = thread::spawn({
-                let shared = channel.shared.clone();
-                move || block_on(write(shared))
-            });
-            let node = thread::spawn({
-                let shared = channel.shared.clone();
-                move || {
-                    let first = socket.next(&[]);
-                    reply(&shared, first);
-                    reply(&shared, socket.next(&[first]));
-                }
-            });
-            let other = thread::spawn({
-                let channel = channel.clone();
-                move || assert!(block_on(exchange(&channel)).unwrap().ok)
-            });
-            assert!(block_on(exchange(&channel)).unwrap().ok);
-            other.join().unwrap();
-            node.join().unwrap();
-            channel.shared.close("the model is over");
-            writer.join().unwrap();
-            assert!(is_empty(&channel));
+    check(|| {
+        let socket = Socket::new(usize::MAX);
+        let channel = channel(socket.clone());
+        let mut first = Box::pin(exchange(&channel));
+        start(first.as_mut());
+        let writer = thread::spawn({
+            let shared = channel.shared.clone();
+            move || block_on(write(shared))
         });
-    }
+        let node = thread::spawn({
+            let shared = channel.shared.clone();
+            move || {
+                reply(&shared, socket.next(&[FIRST]));
+                reply(&shared, FIRST);
+            }
+        });
+        assert!(block_on(exchange(&channel)).unwrap().ok);
+        assert!(is_reply(&block_on(first).unwrap(), FIRST));
+        node.join().unwrap();
+        channel.shared.close("the model is over");
+        writer.join().unwrap();
+        assert!(is_empty(&channel));
+    });
 }

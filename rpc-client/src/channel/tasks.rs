@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::liveness::Verdict;
 use super::slots::Answer;
-use super::{Shared, State, Status};
+use super::{CLOSED, Shared, State, Status};
 
 /// Pings have ids of their own, above all ids of calls (which stay below it for centuries).
 const PING_IDS: u64 = 1 << 52;
@@ -209,12 +209,10 @@ async fn write_all(
     mut bytes: &[u8],
 ) -> std::io::Result<()> {
     while !bytes.is_empty() {
-        let n = poll_fn(|cx| Pin::new(&mut *half).poll_write(cx, bytes)).await?;
+        let n = poll_fn(|cx| offer(shared, half, bytes, cx)).await?;
         if n == 0 {
             return Err(std::io::ErrorKind::WriteZero.into());
         }
-        // Counted as it goes, so that a lost connection knows which requests had left.
-        shared.written.fetch_add(n as u64, Ordering::Release);
         bytes = &bytes[n..];
     }
     poll_fn(|cx| match Pin::new(&mut *half).poll_flush(cx) {
@@ -222,6 +220,27 @@ async fn write_all(
         Poll::Ready(Ok(())) | Poll::Pending => Poll::Ready(Ok(())),
     })
     .await
+}
+
+/// Offers bytes to the socket, counting them before it can have them: whoever closes the connection at this moment either
+/// counts them as sent as well, or comes first and nothing is written.
+fn offer(
+    shared: &Shared,
+    half: &mut (impl AsyncWrite + Unpin + ?Sized),
+    bytes: &[u8],
+    cx: &mut Context<'_>,
+) -> Poll<std::io::Result<usize>> {
+    let offered = bytes.len() as u64;
+    if shared.written.fetch_add(offered, Ordering::AcqRel) & CLOSED != 0 {
+        return Poll::Ready(Err(std::io::ErrorKind::NotConnected.into()));
+    }
+    let polled = Pin::new(half).poll_write(cx, bytes);
+    let taken = match &polled {
+        Poll::Ready(Ok(n)) => *n as u64,
+        Poll::Ready(Err(_)) | Poll::Pending => 0,
+    };
+    shared.written.fetch_sub(offered - taken, Ordering::AcqRel);
+    polled
 }
 
 /// Ends calls at their deadlines and watches for silence: one timer for all calls.
