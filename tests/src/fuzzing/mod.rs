@@ -2,12 +2,14 @@
 //! hold. `it/corpora.rs` runs them on the corpora and on the golden messages.
 
 mod frame;
+mod json;
 mod message;
 mod record;
 mod scenario;
 mod url;
 
 pub use frame::frame;
+pub use json::json;
 pub use message::message;
 pub use record::record;
 pub use scenario::scenario;
@@ -25,6 +27,7 @@ pub struct Target {
 /// All targets.
 pub const TARGETS: &[Target] = &[
     Target { name: "frame", run: frame },
+    Target { name: "json", run: json },
     Target { name: "message", run: message },
     Target { name: "record", run: record },
     Target { name: "scenario", run: scenario },
