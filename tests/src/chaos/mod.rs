@@ -2,7 +2,7 @@
 //!
 //! Five servers, four clients and an ensemble of three ZooKeeper servers, all of them processes, with
 //! every connection among them but those within the ensemble going through a cable that can be
-//! pulled. A [`Plan`] that follows from a seed says what goes wrong; `judge` holds the rules:
+//! pulled. A `Plan` that follows from a seed says what goes wrong; `judge` holds the rules:
 //!
 //! - Every idempotent call succeeds: at most two of the five servers are unwell at a time.
 //! - Every other call runs at most once. It fails only if it was at a server that was killed, hung
