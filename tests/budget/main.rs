@@ -30,6 +30,10 @@ const CALLS: f64 = (IN_FLIGHT * CALLS_EACH) as f64;
 /// tasks), as a share of the number of calls.
 const UNRELATED: f64 = 0.02;
 
+/// The decisions of one call in 64 are recorded, with copies of all that was read: up to 20 allocations with
+/// three nodes.
+const RECORDED: f64 = 20.0 / 64.0;
+
 /// Servers on a thread of their own, which counts its allocations between two signals.
 struct Servers {
     signals: mpsc::Sender<()>,
@@ -124,9 +128,10 @@ fn allocations_per_call(method: &str, nodes: usize) -> (f64, f64) {
 }
 
 fn assert_budget((client, server): (f64, f64), client_max: u32, server_max: u32) {
-    let within = |spent: f64, max: u32| spent <= f64::from(max) + UNRELATED;
-    assert!(within(client, client_max), "{client} allocations a call on the client, {client_max} allowed");
-    assert!(within(server, server_max), "{server} allocations a call on the server, {server_max} allowed");
+    let within = |spent: f64, max: f64| spent <= max + UNRELATED;
+    let client_limit = f64::from(client_max) + RECORDED;
+    assert!(within(client, client_limit), "{client} allocations a call on the client, {client_limit} allowed");
+    assert!(within(server, f64::from(server_max)), "{server} allocations a call on the server, {server_max} allowed");
 }
 
 #[test]
