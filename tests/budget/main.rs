@@ -30,9 +30,12 @@ const CALLS: f64 = (IN_FLIGHT * CALLS_EACH) as f64;
 /// tasks), as a share of the number of calls.
 const UNRELATED: f64 = 0.02;
 
-/// The decisions of one call in 64 are recorded, with copies of all that was read: up to 20 allocations with
-/// three nodes.
-const RECORDED: f64 = 20.0 / 64.0;
+/// Calls of which one is recorded, with copies of all that its choice read.
+const SAMPLE: f64 = 64.0;
+
+/// Allocations of a record, by the number of nodes.
+const RECORD_OF_ONE: f64 = 6.0;
+const RECORD_OF_THREE: f64 = 17.0;
 
 /// Servers on a thread of their own, which counts its allocations between two signals.
 struct Servers {
@@ -127,16 +130,16 @@ fn allocations_per_call(method: &str, nodes: usize) -> (f64, f64) {
         .unwrap()
 }
 
-fn assert_budget((client, server): (f64, f64), client_max: u32, server_max: u32) {
+fn assert_budget((client, server): (f64, f64), client_max: u32, record: f64, server_max: u32) {
     let within = |spent: f64, max: f64| spent <= max + UNRELATED;
-    let client_limit = f64::from(client_max) + RECORDED;
+    let client_limit = f64::from(client_max) + record / SAMPLE;
     assert!(within(client, client_limit), "{client} allocations a call on the client, {client_limit} allowed");
     assert!(within(server, f64::from(server_max)), "{server} allocations a call on the server, {server_max} allowed");
 }
 
 #[test]
 fn a_call_allocates_nothing_on_the_client_and_the_handlers_future_on_the_server() {
-    assert_budget(allocations_per_call("add", 1), 0, 1);
+    assert_budget(allocations_per_call("add", 1), 0, RECORD_OF_ONE, 1);
 }
 
 /// Every call in flight lies in memory with its future: with many of them its size decides what is in the
@@ -151,10 +154,10 @@ fn the_future_of_a_call_is_small() {
 /// One call in four sends a probe in the background, which is a task of its own.
 #[test]
 fn choosing_among_nodes_allocates_for_its_probes_only() {
-    assert_budget(allocations_per_call("add", 3), 1, 1);
+    assert_budget(allocations_per_call("add", 3), 1, RECORD_OF_THREE, 1);
 }
 
 #[test]
 fn a_handler_that_waits_allocates_nothing_more() {
-    assert_budget(allocations_per_call("later", 1), 0, 1);
+    assert_budget(allocations_per_call("later", 1), 0, RECORD_OF_ONE, 1);
 }
