@@ -139,6 +139,11 @@ impl Inner {
             let asked = request.asked(now, &progress.tried, progress.probed);
             let choice = match self.choose(&asked, &mut progress.trace) {
                 Chosen::Node(choice) => choice,
+                Chosen::Probe(probes) if !probes.wait() => {
+                    progress.probed += 1;
+                    self.pool.send_probes(probes);
+                    continue;
+                }
                 Chosen::Probe(probes) => {
                     // The rare waits are boxed, here and below, to keep the future of a call small: with many
                     // calls in flight its size decides what is in the cache.

@@ -33,9 +33,8 @@ const UNRELATED: f64 = 0.02;
 /// Calls of which one is recorded, with copies of all that its choice read.
 const SAMPLE: f64 = 64.0;
 
-/// Allocations of a record, by the number of nodes.
-const RECORD_OF_ONE: f64 = 6.0;
-const RECORD_OF_THREE: f64 = 17.0;
+/// Allocations of a record with one node.
+const RECORD: f64 = 6.0;
 
 /// Servers on a thread of their own, which counts its allocations between two signals.
 struct Servers {
@@ -130,16 +129,15 @@ fn allocations_per_call(method: &str, nodes: usize) -> (f64, f64) {
         .unwrap()
 }
 
-fn assert_budget((client, server): (f64, f64), client_max: u32, record: f64, server_max: u32) {
+fn assert_budget((client, server): (f64, f64), client_max: f64, server_max: f64) {
     let within = |spent: f64, max: f64| spent <= max + UNRELATED;
-    let client_limit = f64::from(client_max) + record / SAMPLE;
-    assert!(within(client, client_limit), "{client} allocations a call on the client, {client_limit} allowed");
-    assert!(within(server, f64::from(server_max)), "{server} allocations a call on the server, {server_max} allowed");
+    assert!(within(client, client_max), "{client} allocations a call on the client, {client_max} allowed");
+    assert!(within(server, server_max), "{server} allocations a call on the server, {server_max} allowed");
 }
 
 #[test]
 fn a_call_allocates_nothing_on_the_client_and_the_handlers_future_on_the_server() {
-    assert_budget(allocations_per_call("add", 1), 0, RECORD_OF_ONE, 1);
+    assert_budget(allocations_per_call("add", 1), RECORD / SAMPLE, 1.0);
 }
 
 /// Every call in flight lies in memory with its future: with many of them its size decides what is in the
@@ -151,13 +149,14 @@ fn the_future_of_a_call_is_small() {
     assert!(bytes <= 1024, "{bytes} bytes");
 }
 
-/// One call in four sends a probe in the background, which is a task of its own.
+/// A probe, which one call in four sends in the background, allocates where it goes and its task; a record of
+/// three nodes takes 17 allocations. That is 0.8, and leaves no room for one more of either.
 #[test]
-fn choosing_among_nodes_allocates_for_its_probes_only() {
-    assert_budget(allocations_per_call("add", 3), 1, RECORD_OF_THREE, 1);
+fn choosing_among_nodes_allocates_for_its_probes_and_records_only() {
+    assert_budget(allocations_per_call("add", 3), 1.0, 1.0);
 }
 
 #[test]
 fn a_handler_that_waits_allocates_nothing_more() {
-    assert_budget(allocations_per_call("later", 1), 0, RECORD_OF_ONE, 1);
+    assert_budget(allocations_per_call("later", 1), RECORD / SAMPLE, 1.0);
 }

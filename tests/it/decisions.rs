@@ -115,7 +115,7 @@ async fn what_failed_was_refused_or_repeated_is_recorded_unasked() {
     let nodes = nodes(2).await;
     let client = client_of(nodes.iter().map(entry).collect(), "round_robin", 2).await;
     call(&client, &CallOptions::new()).await;
-    let options = CallOptions::new().timeout(Duration::from_millis(50));
+    let options = CallOptions::new().timeout(Duration::from_millis(500));
     client.call_with::<_, ()>("fail", &(), &options).await.unwrap_err();
     client.call_with::<_, ()>("refuse", &(), &options).await.unwrap_err();
     let records = client.decisions();
@@ -124,7 +124,7 @@ async fn what_failed_was_refused_or_repeated_is_recorded_unasked() {
     assert_eq!((failed.len(), failed[0].reason, failed[0].method.as_str()), (1, Reason::Failed, "fail"));
     assert!(failed[0].outcome.as_ref().unwrap().outcome.contains("broken"), "{failed:?}");
     let refused = of(2);
-    assert!(refused.len() >= 2, "both nodes were asked: {refused:?}");
+    assert!((2..=16).contains(&refused.len()), "both nodes were asked, and asked again: {refused:?}");
     assert!(refused[..2].iter().all(|r| r.reason == Reason::Refused), "{refused:?}");
     assert_eq!((refused[0].tried.as_slice(), refused[1].tried.as_slice()), (&[][..], &refused[0].nodes[..]));
     assert_ne!(refused[0].nodes, refused[1].nodes);

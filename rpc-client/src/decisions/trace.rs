@@ -16,6 +16,10 @@ use crate::snapshot::Snapshot;
 /// Longer names of methods are cut.
 const METHOD_BYTES_MAX: usize = 128;
 
+/// Decisions that are recorded of a call that did not ask for it: one that nobody takes must not drive
+/// out all others.
+const RECORDS_MAX: u32 = 16;
+
 /// What is kept of a call while it goes on. Next to nothing, unless its decisions are recorded.
 #[derive(Default)]
 pub(crate) struct Trace {
@@ -23,6 +27,7 @@ pub(crate) struct Trace {
     explained: bool,
     /// All its decisions are recorded, not only those that follow a failure.
     whole: bool,
+    recorded: u32,
     /// There was no node to choose, which is recorded once until there is.
     stuck: bool,
     /// The decision whose attempt is under way.
@@ -43,7 +48,13 @@ pub(crate) struct Asked<'a> {
 impl Trace {
     #[inline]
     pub(super) fn new(call: u64, explained: bool, sampled: bool) -> Self {
-        Self { call, explained, whole: explained || sampled, stuck: false, open: None }
+        Self { call, explained, whole: explained || sampled, ..Self::default() }
+    }
+
+    /// Whether one more decision may be recorded.
+    fn has_room(&mut self) -> bool {
+        self.recorded = self.recorded.saturating_add(1);
+        self.explained || self.recorded <= RECORDS_MAX
     }
 
     /// Why a decision is recorded after which nothing went wrong.
@@ -60,7 +71,7 @@ impl Inner {
     /// Chooses a node, and records how if this call is to be recorded.
     #[inline]
     pub(crate) fn choose(&self, asked: &Asked<'_>, trace: &mut Trace) -> Chosen {
-        if trace.whole || !asked.tried.is_empty() {
+        if (trace.whole || !asked.tried.is_empty()) && trace.has_room() {
             return self.choose_and_record(asked, trace);
         }
         self.pool.choose(asked)
@@ -145,6 +156,7 @@ impl Inner {
     ) {
         let record = match trace.open.take() {
             Some(record) => *record,
+            None if !trace.has_room() => return,
             None => {
                 let snapshot = self.pool.snapshot();
                 let decision = Decision::Send { index: choice.index, bound: choice.bound };

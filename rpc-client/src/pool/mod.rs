@@ -131,6 +131,11 @@ impl Pool {
         (chosen(&snapshot, asked, recorded.decision.clone()), snapshot, recorded)
     }
 
+    /// Sends probes that nobody waits for.
+    pub(crate) fn send_probes(&self, probes: Probes) {
+        self.shared.send_probes(probes);
+    }
+
     /// Sends probes and waits as long as the policy wants.
     pub(crate) async fn probe(&self, probes: Probes) {
         self.shared.probe(probes).await;

@@ -33,7 +33,23 @@ pub(crate) struct Probes {
     pub(super) wait_for: usize,
 }
 
+impl Probes {
+    /// Whether the call waits for an answer.
+    pub(crate) fn wait(&self) -> bool {
+        self.wait_for > 0
+    }
+}
+
 impl Shared {
+    /// Sends probes whose answers nobody waits for: each tells the policy.
+    pub(super) fn send_probes(self: &Arc<Self>, probes: Probes) {
+        for target in probes.targets {
+            let shared = self.clone();
+            // Bounded by its patience, so nobody needs to end it.
+            tokio::spawn(async move { shared.probe_one(&target, probes.method).await });
+        }
+    }
+
     /// Sends probes and waits for as many answers as the policy wants, or until no more can come.
     /// The others are awaited in the background: each tells the policy, whoever waits.
     pub(super) async fn probe(self: &Arc<Self>, probes: Probes) {
@@ -43,7 +59,6 @@ impl Shared {
             Arc::new(Progress { answers: AtomicUsize::new(0), ended: AtomicUsize::new(0), enough: Semaphore::new(0) });
         for target in probes.targets {
             let (shared, progress) = (self.clone(), progress.clone());
-            // Bounded by its patience, so nobody needs to end it.
             tokio::spawn(async move {
                 let answered = shared.probe_one(&target, probes.method).await;
                 progress.end(answered == Some(true), wait_for, total);
