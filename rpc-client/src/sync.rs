@@ -16,6 +16,7 @@ mod modelled {
     use loom::sync::{self, MutexGuard};
 
     /// Loom's lock with the interface of parking_lot's.
+    #[derive(Default)]
     pub(crate) struct Mutex<T>(sync::Mutex<T>);
 
     impl<T> Mutex<T> {

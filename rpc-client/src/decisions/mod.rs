@@ -1,20 +1,22 @@
 //! Why calls went where they went: the last decisions of a client, kept in memory.
 
+#[cfg(all(test, feature = "loom"))]
+mod model;
 mod trace;
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use rpc_core::Attempt;
 use serde::Serialize;
 use tokio::time::Instant;
 
 pub(crate) use self::trace::{Asked, Trace, attempt};
 use crate::balance::{Candidate, Decision, Replay};
+use crate::sync::{AtomicU64, Mutex};
 
 /// Decisions that are kept. At a few kilobytes each they take a megabyte or two.
 const KEPT: usize = 256;

@@ -23,7 +23,7 @@ const RECORDS_MAX: u32 = 16;
 /// What is kept of a call while it goes on. Next to nothing, unless its decisions are recorded.
 #[derive(Default)]
 pub(crate) struct Trace {
-    call: u64,
+    pub(super) call: u64,
     explained: bool,
     /// All its decisions are recorded, not only those that follow a failure.
     whole: bool,
