@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use crate::CallOptions;
 use crate::balance::{Event, NodeId};
-use crate::channel::{Answer, Channel, Exchange, ExchangeError, Failure};
+use crate::channel::{Answer, Channel, Exchange, ExchangeError, Failure, room_on_any};
 use crate::client::Inner;
 use crate::decisions::{Asked, Trace, attempt};
 use crate::node::Outcome;
@@ -46,8 +46,10 @@ struct Progress {
     rounds: u32,
     /// Rounds of probes since the call was last sent.
     probed: u32,
-    /// A connection of this round that had no room.
-    crowded: Option<Arc<Channel>>,
+    /// The connections of this round that had no room.
+    crowded: Vec<Arc<Channel>>,
+    /// When the first node of this round that is overloaded wants to be asked again.
+    come_back: Option<Instant>,
     /// What the last attempt failed with.
     last: Option<ErrorKind>,
     trace: Trace,
@@ -117,7 +119,8 @@ impl Ended {
 
     /// Whether the node refused because of its load.
     fn is_refused(&self) -> bool {
-        matches!(self, Self::NotStarted(ErrorKind::Remote { error, .. }) if error.code == code::REFUSED)
+        matches!(self, Self::NotStarted(ErrorKind::Remote { error, .. })
+            if matches!(error.code, code::REFUSED | code::OVERLOADED))
     }
 }
 
@@ -335,11 +338,15 @@ impl Inner {
         progress.tried.push(node);
         let (kind, goes_on) = match ended {
             Ended::Crowded(channel) => {
-                progress.crowded = Some(channel);
+                progress.crowded.push(channel);
                 return Ok(());
             }
             Ended::NotStarted(ErrorKind::NoNode) => return Ok(()),
-            Ended::NotStarted(kind) => (kind, true),
+            Ended::NotStarted(kind) => {
+                let told = kind.retry_after().map(|after| Deadline::after(now, after).instant());
+                progress.come_back = progress.come_back.into_iter().chain(told).min();
+                (kind, true)
+            }
             Ended::Started(kind, may_repeat) => {
                 progress.burnt.push(node);
                 let repeat = may_repeat && self.budget.try_spend(now);
@@ -384,23 +391,19 @@ impl Inner {
         if !worth_waiting {
             return Err(self.no_choice(progress, request, &snapshot));
         }
+        // Not all at the moment that they were told.
+        let told = progress.come_back.take().map(|at| at.saturating_duration_since(Instant::now()));
         let pause = if retryable {
-            full_jitter(progress.rounds, ROUND_FIRST, ROUND_MAX, self.pool.random())
+            told.unwrap_or_default() + full_jitter(progress.rounds, ROUND_FIRST, ROUND_MAX, self.pool.random())
         } else {
             request.timeout
         };
-        let crowded = progress.crowded.take();
-        let room = async {
-            match &crowded {
-                Some(channel) => channel.room().await,
-                None => std::future::pending().await,
-            }
-        };
+        let crowded = std::mem::take(&mut progress.crowded);
         let wait = async {
             tokio::select! {
                 _ = published.changed() => {}
-                () = room => {}
-                () = tokio::time::sleep(pause), if crowded.is_none() => {}
+                () = room_on_any(&crowded), if !crowded.is_empty() => {}
+                () = tokio::time::sleep(pause), if crowded.is_empty() => {}
             }
         };
         if tokio::time::timeout_at(request.deadline.instant(), wait).await.is_err() {

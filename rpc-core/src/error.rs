@@ -46,6 +46,16 @@ impl RpcError {
         Self::new(code::INVALID_PARAMS, message)
     }
 
+    /// How long the server that refused wants to be left alone: `data.retry_after_ms`.
+    pub fn retry_after(&self) -> Option<Duration> {
+        #[derive(Deserialize)]
+        struct Data {
+            retry_after_ms: u64,
+        }
+        let data: Data = serde_json::from_str(self.data.as_ref()?.get()).ok()?;
+        Some(Duration::from_millis(data.retry_after_ms))
+    }
+
     /// The stable name of a protocol code, or `application`.
     pub fn name(&self) -> &'static str {
         protocol::error_code(self.code).map_or("application", |c| c.name)
@@ -156,6 +166,16 @@ pub struct RegistryState {
     pub trouble: Option<String>,
 }
 
+impl ErrorKind {
+    /// How long the node that refused wants to be left alone, if it said so.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Remote { error, .. } => error.retry_after(),
+            _ => None,
+        }
+    }
+}
+
 impl Error {
     /// The kind, so that a caller can act on it.
     pub fn kind(&self) -> &ErrorKind {
@@ -228,6 +248,9 @@ impl Error {
             }
             ErrorKind::Remote { error, .. } if error.code == code::TLS_REQUIRED => {
                 "give the certificate of the servers' authority with --tls-ca"
+            }
+            ErrorKind::Remote { error, .. } if error.code == code::OVERLOADED => {
+                "the call did not run; call less, add servers, or allow more time with --timeout"
             }
             ErrorKind::Remote { .. } => "the server answered so; its log may say more",
             ErrorKind::Transport { sent: true, .. } => {

@@ -53,7 +53,7 @@ pub(crate) enum Credential {
 }
 
 /// Who is at the other end of a connection.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Caller {
     /// Nobody has to say who it is.
     Anyone,

@@ -2,17 +2,20 @@
 
 use std::future::Future;
 use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{self, Poll};
 
 use pin_project_lite::pin_project;
-use rpc_core::wire::read_json;
+use rpc_core::wire::{Id, read_json};
 use rpc_core::{Deadline, RpcError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
+use crate::computing::on_blocking_pool;
 use crate::context::{Call, Context};
+use crate::pending::panicked;
 use crate::reply::Reply;
 
 /// A method: its name, its handler, and what callers may assume of it.
@@ -34,7 +37,16 @@ pub(crate) trait Handler: Send + Sync {
 /// the handler's type straight into the connection's buffer.
 pub(crate) trait Invocation: Send {
     fn poll(self: Pin<&mut Self>, cx: &mut task::Context<'_>, reply: &mut Reply<'_>) -> Poll<()>;
+
+    /// Of several calls in one: ends those that are `unwanted` by their id and deadline. `true` if there
+    /// were any; it is to be polled then.
+    fn end_parts(self: Pin<&mut Self>, _unwanted: &Unwanted<'_>, _error: &RpcError) -> bool {
+        false
+    }
 }
+
+/// Whether a call with this id and deadline is to end.
+pub(crate) type Unwanted<'a> = dyn Fn(Option<&Id<'_>>, Option<Deadline>) -> bool + 'a;
 
 pub(crate) type BoxInvocation = Pin<Box<dyn Invocation>>;
 
@@ -99,6 +111,20 @@ impl Method {
     pub fn computes(mut self) -> Self {
         self.computes = true;
         self
+    }
+
+    /// Reads the params and makes the call's future. One that computes begins to run; another is not
+    /// polled yet. No answer may be longer than `limit`.
+    #[inline]
+    pub(crate) fn start(&self, call: &Call<'_>, limit: usize) -> Result<BoxInvocation, RpcError> {
+        // What runs here is not ours: the reading of the params, and the function up to its future.
+        let invocation = catch_unwind(AssertUnwindSafe(|| self.handler.start(call)))
+            .unwrap_or_else(|panic| Err(panicked(&*panic)))?;
+        if self.computes {
+            let id = call.request.id.clone().map(Id::into_owned);
+            return Ok(on_blocking_pool(invocation, id, call.deadline(), limit));
+        }
+        Ok(invocation)
     }
 
     /// One line about it, shown by `rpc.discover`.

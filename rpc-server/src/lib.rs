@@ -20,6 +20,7 @@
 //!   one system call.
 
 mod access;
+mod admission;
 mod computing;
 mod connection;
 mod context;
@@ -33,8 +34,10 @@ mod router;
 #[cfg(feature = "tls")]
 mod secure;
 mod server;
+mod turn_away;
 
 pub use access::Access;
+pub use admission::ConcurrencyLimit;
 pub use context::Context;
 pub use handler::Method;
 pub use rpc_core::secret::Secret;

@@ -94,6 +94,13 @@ impl Drop for Running {
 }
 
 impl Account {
+    /// The request is not part of the load after all.
+    pub(crate) fn refuse(&mut self) {
+        if let Self::Running(running) = self {
+            running.end(Finish::Cancelled);
+        }
+    }
+
     /// The request ended; returns the report to send along.
     #[inline]
     pub(crate) fn end(&mut self, ok: bool) -> Option<LoadText> {

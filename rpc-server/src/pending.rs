@@ -14,7 +14,7 @@ use rpc_core::wire::{Id, put_error};
 use rpc_core::{Deadline, RpcError};
 use tokio::time::Instant;
 
-use crate::handler::BoxInvocation;
+use crate::handler::{BoxInvocation, Unwanted};
 use crate::load::Account;
 use crate::reply::Reply;
 
@@ -160,8 +160,10 @@ impl PendingCalls {
     /// Drops the handler of the request with this id, as its caller asked, and answers it.
     pub(crate) fn cancel(&mut self, id: &Id<'_>, out: &mut Vec<u8>, limit: usize) {
         let wanted = |call: &Running| call.id.as_ref() == Some(id);
-        if let Some(at) = self.slots.iter().position(|slot| slot.call.as_ref().is_some_and(wanted)) {
-            self.end(at, &RpcError::new(code::CANCELLED, "the caller took the request back"), out, limit);
+        let error = RpcError::new(code::CANCELLED, "the caller took the request back");
+        match self.slots.iter().position(|slot| slot.call.as_ref().is_some_and(wanted)) {
+            Some(at) => self.end(at, &error, out, limit),
+            None => self.end_parts(&|part, _| part == Some(id), &error),
         }
     }
 
@@ -172,6 +174,20 @@ impl PendingCalls {
             let deadline = self.slots[at].call.as_ref().and_then(|call| call.deadline);
             if deadline.is_some_and(|d| d.is_over(now)) {
                 self.end(at, &error, out, limit);
+            }
+        }
+        self.end_parts(&|_, deadline| deadline.is_some_and(|d| d.is_over(now)), &error);
+    }
+
+    /// Ends calls in batches, which have neither id nor deadline as a whole.
+    fn end_parts(&mut self, unwanted: &Unwanted<'_>, error: &RpcError) {
+        for slot in &mut self.slots {
+            if let Some(call) = &mut slot.call
+                && call.id.is_none()
+                && call.deadline.is_none()
+                && call.invocation.as_mut().end_parts(unwanted, error)
+            {
+                slot.waker.wake_by_ref();
             }
         }
     }

@@ -33,6 +33,14 @@ impl Reply<'_> {
         }
     }
 
+    /// The call was never started, so that its time says nothing about those that are.
+    pub(crate) fn refuse(&mut self, error: &RpcError) {
+        self.account.refuse();
+        if let Some(id) = self.id {
+            put_error(self.out, id, None, error, self.limit);
+        }
+    }
+
     pub(crate) fn outcome<R: Serialize>(&mut self, outcome: Result<R, RpcError>) {
         match outcome {
             Ok(result) => self.result(&result),

@@ -1,7 +1,6 @@
 //! Binding, accepting, draining.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,7 +9,7 @@ use rpc_core::load::{CONCURRENCY_PER_PERMIT, method_hash};
 use rpc_core::protocol::{self, MESSAGE_BYTES_CEILING, MESSAGE_BYTES_MAX, code};
 use rpc_core::registry::{Registration, RegistrationStatus, Registry, RegistryUrl, Target};
 use rpc_core::reloaded::LOOK_EVERY;
-use rpc_core::wire::{Id, LoadText, Request};
+use rpc_core::wire::{LoadText, Request};
 use rpc_core::{Error, ErrorKind, NodeRecord, NodeState, RpcError, net, registry};
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
@@ -18,15 +17,15 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::access::{Access, Caller};
-use crate::computing::on_blocking_pool;
+use crate::admission::{Admission, ConcurrencyLimit};
 use crate::connection::Connection;
 use crate::context::Call;
 use crate::discover;
 use crate::handler::{BoxInvocation, Method};
 use crate::links::{Links, signal};
 use crate::load::Load;
-use crate::pending::panicked;
 use crate::router::Router;
+use crate::turn_away::TurnedAway;
 
 /// The registry has this long to confirm that the node is draining: clients that connect later
 /// learn of it there, all others by `rpc.goaway`.
@@ -45,12 +44,20 @@ pub struct ServerConfig {
     pub message_bytes_max: usize,
     /// How long calls may go on after the server was told to stop. Default: 15 s.
     pub drain_timeout: Duration,
-    /// Connections beyond this are closed as soon as they are accepted. Default: 65 536.
+    /// Connections beyond this are told so (an `overloaded` error with the id `null`) and closed: a
+    /// connection left unaccepted would have its peer wait for nothing. Default: 65 536.
     pub connections_max: usize,
+    /// How many calls run at once; further ones wait, and then are refused with `overloaded`.
+    /// Default: as many as arrive.
+    pub concurrency: ConcurrencyLimit,
+    /// Calls that wait, in arrival order, when as many run as may. When they are so many, those go
+    /// whose time is over; then the newest is refused. Default: as many as may run, which makes an
+    /// admitted call wait about as long as one call takes.
+    pub queue_max: Option<usize>,
     /// Requests that the server can work on at once: the concurrency hint of its load reports.
-    /// Default: the number of cores, which is right for handlers that compute. Set it to the
-    /// permits of the pool, or the like, that handlers wait for. Too low only spreads calls more
-    /// evenly than needed; too high hides queues.
+    /// Default: the fixed limit of `concurrency`, or else the number of cores, which is right for
+    /// handlers that compute. Set it to the permits of the pool, or the like, that handlers wait
+    /// for. Too low only spreads calls more evenly than needed; too high hides queues.
     pub permits: Option<usize>,
     /// Who may call what. Default: everybody everything.
     pub access: Option<Access>,
@@ -65,6 +72,8 @@ impl Default for ServerConfig {
             message_bytes_max: MESSAGE_BYTES_MAX,
             drain_timeout: Duration::from_secs(15),
             connections_max: 65_536,
+            concurrency: ConcurrencyLimit::Unlimited,
+            queue_max: None,
             permits: None,
             access: None,
             #[cfg(feature = "tls")]
@@ -168,7 +177,10 @@ impl ServerBuilder {
             (None, Some(registry)) => advertised(bound, registry.url())?,
             (None, None) => bound,
         };
-        let permits = self.config.permits.unwrap_or_else(cores);
+        let permits = self.config.permits.unwrap_or_else(|| match self.config.concurrency {
+            ConcurrencyLimit::Fixed(limit) => limit.get(),
+            _ => cores(),
+        });
         if permits == 0 {
             return Err(config("permits must be at least 1".into()));
         }
@@ -181,6 +193,7 @@ impl ServerBuilder {
             incarnation: record.id.clone(),
             title: self.name.unwrap_or_else(|| "rpc-server".into()),
             router: self.router,
+            admission: Admission::new(self.config.concurrency, self.config.queue_max),
             config: self.config,
             draining: AtomicBool::new(false),
             load: Arc::new(Load::new(concurrency)),
@@ -208,7 +221,8 @@ pub struct Server {
 pub struct ServerUsage {
     /// Open connections.
     pub connections: usize,
-    /// Calls in progress: handlers that have begun and have not answered.
+    /// Calls in progress: those whose handlers have begun and not answered, and those that wait for
+    /// their turn.
     pub calls: usize,
 }
 
@@ -218,6 +232,8 @@ pub(crate) struct Shared {
     pub(crate) incarnation: String,
     title: String,
     router: Router,
+    /// None without a limit to the calls that run at once.
+    admission: Option<Arc<Admission>>,
     draining: AtomicBool,
     pub(crate) load: Arc<Load>,
 }
@@ -262,22 +278,13 @@ impl Server {
     pub async fn serve(self, shutdown: impl Future<Output = ()>) {
         let links = self.links.clone();
         let mut connections = JoinSet::new();
+        let mut turned_away = TurnedAway::default();
         let accept = async {
             loop {
                 let joined = connections.len();
                 tokio::select! {
                     accepted = net::accept(&self.listener) => match accepted {
-                        Ok((stream, peer)) if links.len() < self.shared.config.connections_max => {
-                            #[cfg(feature = "tls")]
-                            if let Some(tls) = self.shared.config.tls.clone() {
-                                let run = crate::secure::serve(tls, stream, peer, self.shared.clone(), links.add());
-                                connections.spawn(run);
-                                continue;
-                            }
-                            let connection = Connection::new(stream, peer, &[], self.shared.clone(), links.add());
-                            connections.spawn(connection);
-                        }
-                        Ok((_, peer)) => tracing::warn!(%peer, "connection limit reached; closed"),
+                        Ok(accepted) => self.shared.take(accepted, &links, &mut connections, &mut turned_away),
                         Err(error) => {
                             tracing::warn!(%error, "cannot accept");
                             tokio::time::sleep(ACCEPT_RETRY).await;
@@ -287,7 +294,8 @@ impl Server {
                 }
             }
         };
-        let run = async { tokio::join!(accept, links.sweep_for_ever(), self.shared.refresh_for_ever(&links)) };
+        let sweep = links.sweep_for_ever(self.shared.admission.as_deref());
+        let run = async { tokio::join!(accept, sweep, self.shared.refresh_for_ever(&links)) };
         tokio::pin!(run);
         tokio::pin!(shutdown);
         tokio::select! {
@@ -329,6 +337,32 @@ impl Server {
 }
 
 impl Shared {
+    /// Serves a connection, or turns it away.
+    fn take(
+        self: &Arc<Self>,
+        (stream, peer): (net::Stream, SocketAddr),
+        links: &Arc<Links>,
+        connections: &mut JoinSet<()>,
+        turned_away: &mut TurnedAway,
+    ) {
+        let max = self.config.connections_max;
+        if links.len() >= max {
+            tracing::warn!(%peer, "connection limit reached; closed");
+            // Without a handshake, which is more work than it is worth, it could not read a word.
+            #[cfg(feature = "tls")]
+            if self.config.tls.is_some() {
+                return;
+            }
+            return turned_away.add(stream, max);
+        }
+        #[cfg(feature = "tls")]
+        if let Some(tls) = self.config.tls.clone() {
+            connections.spawn(crate::secure::serve(tls, stream, peer, self.clone(), links.add()));
+            return;
+        }
+        connections.spawn(Connection::new(stream, peer, &[], self.clone(), links.add()));
+    }
+
     /// Starts a call, or says why it is not.
     #[inline]
     pub(crate) fn start(&self, call: &Call<'_>, leaving: bool) -> Result<BoxInvocation, RpcError> {
@@ -347,14 +381,10 @@ impl Shared {
         {
             return Err(RpcError::new(code::REFUSED, "the server is more loaded than the caller wants"));
         }
-        // What runs here is not ours: the reading of the params, and the function up to its future.
-        let invocation = catch_unwind(AssertUnwindSafe(|| method.handler.start(call)))
-            .unwrap_or_else(|panic| Err(panicked(&*panic)))?;
-        if method.computes {
-            let id = call.request.id.clone().map(Id::into_owned);
-            return Ok(on_blocking_pool(invocation, id, call.deadline(), self.config.message_bytes_max));
+        match &self.admission {
+            None => method.start(call, self.config.message_bytes_max),
+            Some(admission) => admission.start(method, call, self.config.message_bytes_max),
         }
-        Ok(invocation)
     }
 
     /// Looks at the files of certificates and rules, so that what is wrong with them is told in time

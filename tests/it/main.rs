@@ -12,6 +12,7 @@ mod decisions;
 mod discovery;
 mod failover;
 mod leaks;
+mod overload;
 mod protocol;
 mod readme;
 mod registry;

@@ -654,7 +654,7 @@ async fn a_thousand_connections_that_send_nothing_do_not_keep_others_out() {
 }
 
 #[tokio::test]
-async fn connections_beyond_the_maximum_are_closed() {
+async fn connections_beyond_the_maximum_are_told_so_and_closed() {
     let config = ServerConfig { connections_max: 3, ..ServerConfig::default() };
     let node = Node::start(methods().config(config)).await;
     let mut peers = Vec::new();
@@ -663,14 +663,21 @@ async fn connections_beyond_the_maximum_are_closed() {
         alive(&mut peer).await;
         peers.push(peer);
     }
-    RawPeer::connect(node.addr).await.closed().await;
-    drop(peers.pop());
+    let mut peer = RawPeer::connect(node.addr).await;
+    peer.send(PING).await;
+    let told = peer.receive_json().await;
+    assert_eq!((&told["id"], &told["error"]["code"]), (&Value::Null, &json!(code::OVERLOADED)), "{told}");
+    peer.closed().await;
+    let client = Client::connect(&format!("static:{}", node.addr)).await.unwrap();
+    let error = client.call::<_, ()>("echo", &[1]).await.unwrap_err();
+    assert!(error.attempts().iter().any(|a| a.outcome == "the server has its 3 connections"), "{error:?}");
+    drop((peers.pop(), client));
     // The place is free again.
     let end = Instant::now() + SOON;
     loop {
         let mut peer = RawPeer::connect(node.addr).await;
         peer.send(PING).await;
-        if peer.receive().await.is_some() {
+        if peer.receive_json().await["error"].is_null() {
             break;
         }
         assert!(Instant::now() < end, "the place stays taken");

@@ -21,6 +21,7 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use futures_util::future::select_all;
 use rpc_core::wire::FrameBuffer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, watch};
@@ -186,6 +187,11 @@ impl Channel {
         }
         wake.into_iter().for_each(Waker::wake);
     }
+}
+
+/// Waits until a call may find a slot on one of them. It may have to ask again.
+pub(crate) async fn room_on_any(channels: &[Arc<Channel>]) {
+    select_all(channels.iter().map(|channel| Box::pin(channel.room()))).await;
 }
 
 impl Shared {

@@ -112,6 +112,17 @@ impl Id<'_> {
 }
 
 impl RequestMeta<'_> {
+    /// The same, not borrowed from the read buffer.
+    pub fn into_owned(self) -> RequestMeta<'static> {
+        RequestMeta {
+            timeout_ms: self.timeout_ms,
+            attempt: self.attempt,
+            bound_us: self.bound_us,
+            key: self.key.map(|key| Cow::Owned(key.into_owned())),
+            traceparent: self.traceparent.map(|trace| Cow::Owned(trace.into_owned())),
+        }
+    }
+
     /// Whether it says nothing.
     #[inline]
     pub fn is_empty(&self) -> bool {

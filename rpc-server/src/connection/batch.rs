@@ -4,16 +4,16 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use rpc_core::RpcError;
 use rpc_core::load::method_hash;
 use rpc_core::protocol::{self, LENGTH_BYTES, code};
 use rpc_core::wire::{Id, Incoming, begin_frame, end_frame, parse_element, put_error};
+use rpc_core::{Deadline, RpcError};
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use crate::access::Caller;
 use crate::context::Call;
-use crate::handler::{BoxInvocation, Invocation};
+use crate::handler::{BoxInvocation, Invocation, Unwanted};
 use crate::load::{Account, Running};
 use crate::pending::poll_caught;
 use crate::reply::Reply;
@@ -28,6 +28,7 @@ struct Batch {
 struct Element {
     id: Option<Id<'static>>,
     invocation: Option<BoxInvocation>,
+    deadline: Option<Deadline>,
     /// Its framed answer, empty for a notification.
     answer: Vec<u8>,
     account: Account,
@@ -59,30 +60,38 @@ fn element(
         Incoming::Request(request) => request,
         Incoming::Invalid(invalid) => {
             put_error(&mut answer, &invalid.id, None, &invalid.error, limit);
-            return Element { id: None, invocation: None, answer, account: Account::None };
+            return Element::answered(answer);
         }
         Incoming::Response(_) | Incoming::Batch(_) => {
             let error = RpcError::new(code::INVALID_REQUEST, "only requests belong in a batch");
             put_error(&mut answer, &Id::NULL, None, &error, limit);
-            return Element { id: None, invocation: None, answer, account: Account::None };
+            return Element::answered(answer);
         }
     };
     let id = request.id.clone().map(Id::into_owned);
     let mut account = Account::None;
     let mut reply = Reply { out: &mut answer, id: id.as_ref(), limit, account: &mut account };
-    let mut invocation = None;
+    let (mut invocation, mut deadline) = (None, None);
     if request.method.starts_with(protocol::RESERVED_PREFIX) {
         reply.outcome(shared.reserved(&request, caller));
     } else {
-        match shared.start(&Call { request: &request, peer, received: now, caller }, draining) {
+        let call = Call { request: &request, peer, received: now, caller };
+        match shared.start(&call, draining) {
             Ok(started) => {
                 invocation = Some(started);
+                deadline = call.deadline();
                 account = Account::Running(Running::begin(&shared.load, now, method_hash(&request.method), false));
             }
             Err(error) => reply.error(&error),
         }
     }
-    Element { id, invocation, answer, account }
+    Element { id, invocation, deadline, answer, account }
+}
+
+impl Element {
+    fn answered(answer: Vec<u8>) -> Self {
+        Self { id: None, invocation: None, deadline: None, answer, account: Account::None }
+    }
 }
 
 impl Invocation for Batch {
@@ -106,6 +115,21 @@ impl Invocation for Batch {
         }
         self.write(reply);
         Poll::Ready(())
+    }
+
+    fn end_parts(mut self: Pin<&mut Self>, unwanted: &Unwanted<'_>, error: &RpcError) -> bool {
+        let mut any = false;
+        for element in self.elements.iter_mut().filter(|e| e.invocation.is_some()) {
+            if unwanted(element.id.as_ref(), element.deadline) {
+                any = true;
+                element.invocation = None;
+                element.account = Account::None;
+                if let Some(id) = &element.id {
+                    put_error(&mut element.answer, id, None, error, usize::MAX);
+                }
+            }
+        }
+        any
     }
 }
 

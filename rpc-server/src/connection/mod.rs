@@ -47,6 +47,9 @@ pub(crate) struct Connection<Io> {
     out: Vec<u8>,
     /// How much of `out` is written.
     written: usize,
+    /// Reads that completed a message, and writes, modulo 2^31.
+    reads: u32,
+    writes: u32,
     pending: PendingCalls,
     /// Requests answered in place since the last read.
     at_once: Account,
@@ -75,6 +78,10 @@ enum Ended {
     Silent,
     #[error("not authenticated within {AUTHENTICATE_WITHIN} s")]
     Unauthenticated,
+    #[error("a message was begun and not completed in time")]
+    SlowMessage,
+    #[error("the peer takes none of its answers")]
+    Unread,
     #[error(transparent)]
     NotAFrame(#[from] rpc_core::wire::NotAFrame),
     #[error(transparent)]
@@ -124,6 +131,8 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
             input_limit: None,
             out: Vec::new(),
             written: 0,
+            reads: 0,
+            writes: 0,
             pending: PendingCalls::default(),
             at_once: Account::AtOnce(Tally::default()),
             greeted: false,
@@ -144,17 +153,30 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
             if self.is_finished() {
                 return Poll::Ready(Ok(()));
             }
+            let mut reading = false;
             let again = match (started, collected) {
-                (Progress::All, Progress::All) => self.poll_read(cx)?,
+                (Progress::All, Progress::All) => {
+                    reading = true;
+                    self.poll_read(cx)?
+                }
                 // Stopped at a limit. Once below it again, go on; else the write or a handler that
                 // is waited for will wake this task.
                 _ => self.has_room(),
             };
             if !again {
-                self.link.link.busy.store(!self.pending.is_empty(), Ordering::Relaxed);
+                self.tell_sweep(reading);
                 return Poll::Pending;
             }
         }
+    }
+
+    /// What the sweep has to know while this task sleeps; `reading` if it waits for the peer to go on.
+    fn tell_sweep(&self, reading: bool) {
+        let link = &self.link.link;
+        let odd = |number: u32, yes| if yes { number << 1 | 1 } else { 0 };
+        link.busy.store(!self.pending.is_empty(), Ordering::Relaxed);
+        link.incomplete.store(odd(self.reads, reading && self.input.is_mid_message()), Ordering::Relaxed);
+        link.unsent.store(odd(self.writes, !self.out.is_empty()), Ordering::Relaxed);
     }
 
     fn has_room(&self) -> bool {
@@ -171,6 +193,12 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
         }
         if signals & signal::RULES != 0 {
             self.recognise();
+        }
+        if signals & signal::SLOW != 0 {
+            return Err(Ended::SlowMessage);
+        }
+        if signals & signal::UNREAD != 0 {
+            return Err(Ended::Unread);
         }
         if signals & signal::PING != 0 {
             self.ping();
@@ -211,6 +239,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
         let progress = self.start_from(&mut input, &mut received);
         self.input = input;
         if let Some(received) = received {
+            self.reads = self.reads.wrapping_add(1);
             self.count_answers(received);
         }
         progress
@@ -295,7 +324,10 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
                 Poll::Pending => return Ok(()),
                 Poll::Ready(Err(error)) => return Err(error.into()),
                 Poll::Ready(Ok(0)) => return Err(std::io::Error::from(std::io::ErrorKind::WriteZero).into()),
-                Poll::Ready(Ok(n)) => self.written += n,
+                Poll::Ready(Ok(n)) => {
+                    self.written += n;
+                    self.writes = self.writes.wrapping_add(1);
+                }
             }
         }
         self.written = 0;

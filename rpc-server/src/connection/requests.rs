@@ -207,7 +207,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
     fn answer(&mut self, request: &Request<'_>, answer: Result<serde_json::Value, RpcError>) {
         let limit = self.limit();
         let mut account = match &answer {
-            Err(error) if error.code == code::REFUSED && self.wants_load => {
+            Err(error) if matches!(error.code, code::REFUSED | code::OVERLOADED) && self.wants_load => {
                 Account::Refused(LoadText::new(&self.shared.load.report(method_hash(&request.method))))
             }
             _ => Account::None,
@@ -222,6 +222,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
 
     /// A message over the limit was passed over; the connection lives on.
     pub(super) fn oversized(&mut self, size: usize, head: &[u8]) {
+        self.reads = self.reads.wrapping_add(1);
         let limit = self.limit();
         let message = format!("the request has {size} bytes, the limit is {limit}");
         let data = json!({"what": "request", "size": size, "limit": limit,

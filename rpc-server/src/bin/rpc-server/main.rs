@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use clap::Parser;
 use rpc_core::registry::{self, Registry};
-use rpc_server::{Error, Server, ServerConfig};
+use rpc_server::{ConcurrencyLimit, Error, Server, ServerConfig};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::filter::EnvFilter;
 
@@ -57,11 +57,25 @@ struct Args {
     /// Sleep this long before each answer; of a range, a random time
     #[arg(long, value_name = "0ms-1000ms", value_parser = Delay::parse)]
     delay: Option<Delay>,
+    /// Run at most so many calls at once (`auto`: as many as are seen not to slow each other down);
+    /// others wait, and then are refused
+    #[arg(long, value_name = "N|auto", value_parser = concurrency)]
+    concurrency: Option<ConcurrencyLimit>,
+    /// Calls that may wait for others to end [default: as many as may run]
+    #[arg(long, value_name = "N", requires = "concurrency")]
+    queue: Option<usize>,
     /// Label shown with the node
     #[arg(long, value_name = "N")]
     name: Option<String>,
     #[command(flatten)]
     security: security::Security,
+}
+
+fn concurrency(text: &str) -> Result<ConcurrencyLimit, String> {
+    match text {
+        "auto" => Ok(ConcurrencyLimit::Adaptive),
+        _ => text.parse().map(ConcurrencyLimit::Fixed).map_err(|_| "a number from 1 on, or `auto`".to_owned()),
+    }
 }
 
 /// How serving ended.
@@ -117,7 +131,11 @@ async fn run(args: Args) -> Result<End, Failure> {
     let wrong_url = |error: Error| Failure { next: error.hint(), error };
     let registry = registry::open(&args.registry.parse().map_err(wrong_url)?).map_err(wrong_url)?;
     let identity = Arc::new(Identity::new(args.name.clone()));
-    let mut config = ServerConfig::default();
+    let mut config = ServerConfig {
+        concurrency: args.concurrency.unwrap_or_default(),
+        queue_max: args.queue,
+        ..ServerConfig::default()
+    };
     args.security.apply(&mut config).map_err(|error| Failure { error, next: "correct the file, or name another" })?;
     let mut builder = Server::builder().config(config).open_registry(registry.clone());
     for method in methods::all(&identity, args.delay.unwrap_or_default()) {
