@@ -49,7 +49,8 @@ impl Recent {
     fn median(&self) -> Option<f64> {
         let mut times = self.times_us;
         let times = &mut times[..self.count];
-        times.sort_unstable_by(f64::total_cmp);
+        // The bits of numbers that are not negative are in their order, and faster to compare.
+        times.sort_unstable_by_key(|us| us.to_bits());
         times.get(self.count / 2).copied()
     }
 }

@@ -16,8 +16,9 @@ const TEXT_MAX: usize = 2 + NUMBERS * 21;
 /// [`method_hash`](crate::load::method_hash) has it. It takes no allocation.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadText {
+    /// The text is at the end.
     bytes: [u8; TEXT_MAX],
-    len: u8,
+    start: u8,
 }
 
 impl LoadText {
@@ -31,39 +32,47 @@ impl LoadText {
             report.latency_us.ceil() as u64,
             u64::from(report.method),
         ];
-        let mut text = Self { bytes: [0; TEXT_MAX], len: 0 };
-        let mut digits = itoa::Buffer::new();
-        for (at, number) in numbers.into_iter().enumerate() {
-            text.push(if at == 0 { b"[" } else { b"," });
-            text.push(digits.format(number).as_bytes());
+        // From the last digit to the first: no number has to be measured or moved.
+        let mut bytes = [b']'; TEXT_MAX];
+        let mut start = TEXT_MAX - 1;
+        let mut push = |byte| {
+            start -= 1;
+            bytes[start] = byte;
+        };
+        for (at, mut number) in numbers.into_iter().enumerate().rev() {
+            loop {
+                push(b'0' + (number % 10) as u8);
+                number /= 10;
+                if number == 0 {
+                    break;
+                }
+            }
+            push(if at == 0 { b'[' } else { b',' });
         }
-        text.push(b"]");
-        text
-    }
-
-    fn push(&mut self, bytes: &[u8]) {
-        let start = usize::from(self.len);
-        self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
-        self.len += bytes.len() as u8;
+        Self { bytes, start: start as u8 }
     }
 
     /// The text.
     pub fn as_bytes(&self) -> &[u8] {
-        &self.bytes[..usize::from(self.len)]
+        &self.bytes[usize::from(self.start)..]
     }
 }
 
 /// Reads a report; further numbers are left to later versions.
 pub fn parse_load(text: &[u8]) -> Option<LoadReport> {
-    let inner = text.trim_ascii().strip_prefix(b"[")?.strip_suffix(b"]")?;
+    let mut rest = text.trim_ascii().strip_suffix(b"]")?.strip_prefix(b"[")?;
     let mut numbers = [0u64; NUMBERS];
-    let mut fields = inner.split(|b| *b == b',');
     for (place, number) in numbers.iter_mut().enumerate() {
-        match fields.next() {
-            Some(field) => *number = std::str::from_utf8(field).ok()?.trim().parse().ok()?,
-            None if place >= NUMBERS_MIN => {}
-            None => return None,
+        if rest.is_empty() && place >= NUMBERS_MIN {
+            break;
         }
+        let after;
+        (*number, after) = leading_number(rest)?;
+        rest = match after {
+            [b',', next @ ..] if !next.is_empty() => next,
+            [] => after,
+            _ => return None,
+        };
     }
     let [in_flight, service_us, concurrency, errors, latency_us, method] = numbers;
     Some(LoadReport {
@@ -74,6 +83,18 @@ pub fn parse_load(text: &[u8]) -> Option<LoadReport> {
         errors: (errors as f64 / 1000.0).min(1.0),
         latency_us: latency_us as f64,
     })
+}
+
+/// A whole number, and what comes after it and the spaces around it. One comes with nearly every reply:
+/// this takes less than half of the instructions that splitting the text and parsing its parts takes.
+fn leading_number(text: &[u8]) -> Option<(u64, &[u8])> {
+    let mut rest = text.trim_ascii_start();
+    let mut number = None;
+    while let [digit @ b'0'..=b'9', after @ ..] = rest {
+        number = Some(number.unwrap_or(0u64).checked_mul(10)?.checked_add(u64::from(digit - b'0'))?);
+        rest = after;
+    }
+    Some((number?, rest.trim_ascii_start()))
 }
 
 /// The report in a response's `meta`, if there is one.
@@ -129,11 +150,25 @@ mod tests {
         let report = parse_load(b"[7,1234,250,125,99]").unwrap();
         assert_eq!((report.in_flight, report.service_us, report.method), (7, 1234.0, 0));
         assert_eq!(parse_load(b"[7,1234,250,125]"), None);
-        assert_eq!(parse_load(b"[7,1234,250,125,99,x]"), None);
+        for wrong in
+            ["[7,1234,250,125,99,x]", "[7,1234,250,125,99,]", "[7,1234,,125,99]", "[7 1234,250,125,99]", "7,1,2,3,4]"]
+        {
+            assert_eq!(parse_load(wrong.as_bytes()), None, "{wrong}");
+        }
+        assert_eq!(parse_load(b"[7,1234,250,125,18446744073709551616]"), None, "too large");
         assert!(parse_load(b"[7,1234,250,125,99,6,1,\"x\"]").is_some());
     }
 
     proptest! {
+        #[test]
+        fn it_is_what_serde_json_makes_of_it(numbers in proptest::collection::vec(0u64..=u64::from(u32::MAX), 5..8)) {
+            let report = parse_load(serde_json::to_string_pretty(&numbers).unwrap().as_bytes()).unwrap();
+            let text = LoadText::new(&report);
+            let again: Vec<u64> = serde_json::from_slice(text.as_bytes()).unwrap();
+            prop_assert_eq!([again[0], again[1], again[4]], [numbers[0], numbers[1], numbers[4]]);
+            prop_assert_eq!(again[5], numbers.get(5).copied().unwrap_or(0));
+        }
+
         #[test]
         fn anything_else_is_none_or_finite(text in "[\\[\\]0-9,. a-z-]{0,40}") {
             if let Some(report) = parse_load(text.as_bytes()) {
