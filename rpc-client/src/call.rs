@@ -21,6 +21,7 @@ use crate::client::Inner;
 use crate::decisions::{Asked, Trace, attempt};
 use crate::node::Outcome;
 use crate::pool::{Choice, Chosen, Probes};
+use crate::refusals::is_for_good;
 use crate::reply::Success;
 use crate::snapshot::{Snapshot, Usable};
 
@@ -32,14 +33,14 @@ const REPEATS_MAX: usize = 2;
 const ROUND_FIRST: Duration = Duration::from_millis(5);
 
 /// Longest such pause.
-const ROUND_MAX: Duration = Duration::from_millis(200);
+const ROUND_MAX: Duration = Duration::from_secs(1);
 
 /// What a call has tried so far.
 #[derive(Default)]
 struct Progress {
     /// Nodes not to be chosen in this round.
     tried: Vec<NodeId>,
-    /// Those among them that may have started the call: never chosen again.
+    /// Those among them that may have started the call, or refuse it for good: never chosen again.
     burnt: Vec<NodeId>,
     attempts: Vec<Attempt>,
     repeats: usize,
@@ -345,6 +346,9 @@ impl Inner {
             Ended::NotStarted(kind) => {
                 let told = kind.retry_after().map(|after| Deadline::after(now, after).instant());
                 progress.come_back = progress.come_back.into_iter().chain(told).min();
+                if is_for_good(&kind, usable.node.addr, &progress.attempts) {
+                    progress.burnt.push(node);
+                }
                 (kind, true)
             }
             Ended::Started(kind, may_repeat) => {
@@ -401,7 +405,7 @@ impl Inner {
         let crowded = std::mem::take(&mut progress.crowded);
         let wait = async {
             tokio::select! {
-                _ = published.changed() => {}
+                () = self.pool.news(&mut published, retryable.then_some(&progress.tried)) => {}
                 () = room_on_any(&crowded), if !crowded.is_empty() => {}
                 () = tokio::time::sleep(pause), if crowded.is_empty() => {}
             }

@@ -28,6 +28,7 @@ pub mod node_load;
 mod options;
 mod pool;
 mod recent_latencies;
+mod refusals;
 mod removal_doubt;
 mod reply;
 mod report;

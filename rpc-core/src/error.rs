@@ -25,6 +25,10 @@ pub struct RpcError {
 
 impl RpcError {
     /// An error without data.
+    ///
+    /// A handler that returns a code of the protocol which promises that the call was not started
+    /// (such as `overloaded`, passed on from another service) has run all the same: the server sends
+    /// it as `upstream`, with the original in its data. `invalid_params` goes out as it is.
     pub fn new(code: i64, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), data: None }
     }
@@ -277,6 +281,24 @@ impl Error {
             | ErrorKind::NoNode
             | ErrorKind::TooLarge { .. }
             | ErrorKind::Closed => true,
+        }
+    }
+}
+
+impl From<Error> for RpcError {
+    /// What a handler passes on when a call of its own failed: an application's error and
+    /// `deadline_exceeded` as they are, everything else as `upstream`, with the cause in its data.
+    fn from(error: Error) -> Self {
+        let passed_on = |error: &RpcError| protocol::error_code(error.code).is_none();
+        match *error.0 {
+            Report { kind: ErrorKind::Remote { error, .. }, .. } if passed_on(&error) => error,
+            Report { kind: ErrorKind::DeadlineExceeded { .. }, .. } => {
+                Self::new(code::DEADLINE_EXCEEDED, error.to_string())
+            }
+            _ => {
+                let cause = serde_json::json!({ "name": error.name(), "message": error.to_string() });
+                Self::new(code::UPSTREAM, error.to_string()).with_data(&serde_json::json!({ "upstream": cause }))
+            }
         }
     }
 }

@@ -113,6 +113,8 @@ error_codes! {
     UNAUTHENTICATED = -32009, "unauthenticated", started: false, retry: true;
     /// The caller may not call this method.
     PERMISSION_DENIED = -32010, "permission_denied", started: false, retry: false;
+    /// The handler called another service, and passed on what that failed with.
+    UPSTREAM = -32011, "upstream", started: true, retry: false;
 }
 
 /// The protocol's error code with this number.

@@ -15,6 +15,7 @@ use serde_json::value::RawValue;
 
 use crate::computing::on_blocking_pool;
 use crate::context::{Call, Context};
+use crate::handler_error::from_handler;
 use crate::pending::panicked;
 use crate::reply::Reply;
 
@@ -182,7 +183,7 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut task::Context<'_>, reply: &mut Reply<'_>) -> Poll<()> {
         let this = self.project();
         let outcome = task::ready!(Deadline::within(*this.deadline, || this.future.poll(cx)));
-        reply.outcome(outcome.map_err(Into::into));
+        reply.outcome(outcome.map_err(|error| from_handler(error.into())));
         Poll::Ready(())
     }
 }

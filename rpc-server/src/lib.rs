@@ -26,6 +26,7 @@ mod connection;
 mod context;
 mod discover;
 mod handler;
+mod handler_error;
 mod links;
 mod load;
 mod pending;

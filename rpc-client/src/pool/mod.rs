@@ -18,7 +18,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 pub(crate) use self::probe::Probes;
 use crate::ClientConfig;
-use crate::balance::{Decision, Event, Pick, Policy, Random, Recorded, record};
+use crate::balance::{Decision, Event, NodeId, Pick, Policy, Random, Recorded, record};
 use crate::decisions::Asked;
 use crate::report::Reporter;
 use crate::snapshot::{Snapshot, SnapshotView, Usable};
@@ -134,6 +134,17 @@ impl Pool {
     /// Sends probes that nobody waits for.
     pub(crate) fn send_probes(&self, probes: Probes) {
         self.shared.send_probes(probes);
+    }
+
+    /// Returns at the next snapshot; after `tried`, at the first that has a usable node which is not
+    /// among these.
+    pub(crate) async fn news(&self, published: &mut watch::Receiver<u64>, tried: Option<&Vec<NodeId>>) {
+        while published.changed().await.is_ok() {
+            let is_new = |tried: &Vec<NodeId>| self.snapshot().usable.iter().any(|u| !tried.contains(&u.node.id));
+            if tried.is_none_or(is_new) {
+                return;
+            }
+        }
     }
 
     /// Sends probes and waits as long as the policy wants.
