@@ -212,20 +212,24 @@ struct View {
     in_place: bool,
     drawn: usize,
     last: Duration,
+    /// What held when the current second began.
+    held: &'static str,
 }
 
 impl View {
     fn new() -> Self {
-        Self { in_place: std::io::stdout().is_terminal(), drawn: 0, last: Duration::ZERO }
+        Self { in_place: std::io::stdout().is_terminal(), drawn: 0, last: Duration::ZERO, held: ALL_UP }
     }
 
     fn show(&mut self, cluster: &Cluster, loads: &[Load], elapsed: Duration) {
         let is_second = elapsed.as_secs() != self.last.as_secs();
         if self.in_place {
-            let text = format!("{}\n{}", headline(cluster, elapsed), tables(cluster, loads));
+            let text =
+                format!("{:>2} s  {:19}\n{}", elapsed.as_secs(), what_holds(cluster, elapsed), tables(cluster, loads));
             self.draw(&text);
         } else if is_second {
-            let mut line = headline(cluster, elapsed);
+            // The answers are those of the second that is over.
+            let mut line = format!("{:>2} s  {:19}", elapsed.as_secs(), self.held);
             for load in loads {
                 let _ = write!(line, "  | {}: {}", load.policy, shares(cluster, &load.stats()));
             }
@@ -233,6 +237,7 @@ impl View {
         }
         if is_second {
             self.last = elapsed;
+            self.held = what_holds(cluster, elapsed);
             for load in loads {
                 let mut stats = load.stats();
                 stats.all.lately = 0;
@@ -254,19 +259,20 @@ impl View {
     }
 }
 
-fn headline(cluster: &Cluster, elapsed: Duration) -> String {
-    let what = match (cluster.is_up(0), elapsed.as_secs()) {
+const ALL_UP: &str = "all nodes are up";
+
+fn what_holds(cluster: &Cluster, elapsed: Duration) -> &'static str {
+    match (cluster.is_up(0), elapsed.as_secs()) {
         (false, _) => "the fastest is away",
         (true, BACK_S..) => "the fastest is back",
-        (true, _) => "all nodes are up",
-    };
-    format!("{:>2} s  {what:19}", elapsed.as_secs())
+        (true, _) => ALL_UP,
+    }
 }
 
 fn shares(cluster: &Cluster, stats: &Stats) -> String {
     let share = |node: &Node| percent(stats.nodes.get(&node.addr).map_or(0, |a| a.lately), stats.all.lately);
     let shares = cluster.nodes.iter().zip(NODES).map(|(node, (name, ..))| format!("{name} {}", share(node)));
-    shares.collect::<Vec<_>>().join(" ")
+    format!("{:>3} calls, {}", stats.all.lately, shares.collect::<Vec<_>>().join(" "))
 }
 
 fn tables(cluster: &Cluster, loads: &[Load]) -> String {
@@ -275,7 +281,7 @@ fn tables(cluster: &Cluster, loads: &[Load]) -> String {
         let stats = load.stats();
         let what = balance::POLICIES.iter().find(|(name, ..)| *name == load.policy).map_or("", |(_, what, _)| what);
         let _ = writeln!(text, "\n{}: {what}", load.policy);
-        let head = ["NODE", "ADDRESS", "STATE", "SHARE", "P50", "P99"];
+        let head = ["NODE", "ADDRESS", "STATE", "CALLS", "SHARE", "P50", "P99"];
         row(&mut text, head.map(str::to_owned));
         for (node, (name, ..)) in cluster.nodes.iter().zip(NODES) {
             let state = if node.running.is_some() { "up" } else { "away" };
@@ -296,11 +302,12 @@ fn answers_row(text: &mut String, [name, addr, state]: [&str; 3], answers: &Answ
         false => format!("{:.1} ms", answers.latency.quantile_us(quantile) as f64 / 1e3),
     };
     let share = percent(answers.latency.len(), total);
-    row(text, [name.into(), addr.into(), state.into(), share, ms(0.5), ms(0.99)]);
+    let calls = answers.latency.len().to_string();
+    row(text, [name.into(), addr.into(), state.into(), calls, share, ms(0.5), ms(0.99)]);
 }
 
-fn row(text: &mut String, [name, addr, state, share, p50, p99]: [String; 6]) {
-    let _ = writeln!(text, "  {name:8}  {addr:15}  {state:5}  {share:>6}  {p50:>8}  {p99:>8}");
+fn row(text: &mut String, [name, addr, state, calls, share, p50, p99]: [String; 7]) {
+    let _ = writeln!(text, "  {name:8}  {addr:15}  {state:5}  {calls:>5}  {share:>6}  {p50:>8}  {p99:>8}");
 }
 
 fn percent(part: u64, whole: u64) -> String {

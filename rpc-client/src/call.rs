@@ -10,7 +10,7 @@ use rpc_core::backoff::full_jitter;
 use rpc_core::load::method_hash;
 use rpc_core::protocol::{self, code};
 use rpc_core::wire::{EncodeError, RequestMeta, give_body};
-use rpc_core::{Attempt, Deadline, Error, ErrorKind, RpcError, whole_ms};
+use rpc_core::{Attempt, Deadline, Error, ErrorKind, NotRepeated, RpcError, whole_ms};
 use serde::Serialize;
 use tokio::time::Instant;
 
@@ -21,12 +21,12 @@ use crate::client::Inner;
 use crate::decisions::{Asked, Trace, attempt};
 use crate::node::Outcome;
 use crate::pool::{Choice, Chosen, Probes};
-use crate::refusals::is_for_good;
+use crate::refusals::{is_failure, is_for_good, not_repeated};
 use crate::reply::Success;
 use crate::snapshot::{Snapshot, Usable};
 
 /// Repetitions of a call that may have been started already, if that does no harm.
-const REPEATS_MAX: usize = 2;
+pub(crate) const REPEATS_MAX: usize = 2;
 
 /// First pause after every usable node was tried without the call being started anywhere; it
 /// doubles, with full jitter.
@@ -54,6 +54,8 @@ struct Progress {
     /// What the last attempt failed with.
     last: Option<ErrorKind>,
     trace: Trace,
+    /// Why the call is not repeated, should that be its end.
+    not_repeated: Option<NotRepeated>,
 }
 
 /// How an attempt ended.
@@ -294,7 +296,10 @@ impl Inner {
                 let error = serde_json::from_slice::<RpcError>(&answer.body)
                     .unwrap_or_else(|e| RpcError::internal(format!("the node sent a malformed error: {e}")));
                 give_body(answer.body);
-                remote(node, error, elapsed)
+                let outcome = if is_failure(&error) { Outcome::Failed(elapsed) } else { Outcome::ApplicationError };
+                let elsewhere = protocol::error_code(error.code).is_some_and(|known| known.retry && !known.started);
+                let kind = ErrorKind::Remote { node, error };
+                (outcome, if elsewhere { Ended::NotStarted(kind) } else { Ended::Final(kind) })
             }
             Err(ExchangeError::Encode(EncodeError::TooLarge { size, limit })) => {
                 (Outcome::ApplicationError, Ended::Final(ErrorKind::TooLarge { size, limit }))
@@ -354,11 +359,13 @@ impl Inner {
             Ended::Started(kind, may_repeat) => {
                 progress.burnt.push(node);
                 let repeat = may_repeat && self.budget.try_spend(now);
+                progress.not_repeated = Some(not_repeated(may_repeat, repeat, progress.repeats));
                 progress.repeats += usize::from(repeat);
                 (kind, repeat)
             }
             Ended::Hung(kind) => {
                 progress.burnt.push(node);
+                progress.not_repeated = Some(NotRepeated::NoOtherNode);
                 progress.repeats += 1;
                 (kind, true)
             }
@@ -371,7 +378,7 @@ impl Inner {
             progress.last = Some(kind);
             return Ok(());
         }
-        Err(self.error(kind, std::mem::take(&mut progress.attempts)))
+        Err(self.error(kind, std::mem::take(&mut progress.attempts)).with_not_repeated(progress.not_repeated))
     }
 
     /// Waits until there may be a node to choose: for the first list, a first connection, room on
@@ -435,7 +442,7 @@ impl Inner {
             attempts.extend(troubles.map(|(node, trouble)| attempt(node, Duration::ZERO, trouble)));
             return self.error(snapshot.no_node(), attempts);
         };
-        self.error(kind, attempts)
+        self.error(kind, attempts).with_not_repeated(progress.not_repeated)
     }
 
     pub(crate) async fn notify<P: Serialize + ?Sized>(&self, method: &str, params: &P) -> Result<(), Error> {
@@ -465,16 +472,6 @@ impl Inner {
             self.after_failure(&mut progress, &choice.usable, ended, now)?;
         }
     }
-}
-
-/// What an error reply says about its node, and what follows for the call.
-fn remote(node: SocketAddr, error: RpcError, elapsed: Duration) -> (Outcome, Ended) {
-    let known = protocol::error_code(error.code);
-    let failed = matches!(error.code, code::INTERNAL_ERROR | code::DEADLINE_EXCEEDED);
-    let outcome = if failed { Outcome::Failed(elapsed) } else { Outcome::ApplicationError };
-    let elsewhere = known.is_some_and(|c| c.retry && !c.started);
-    let kind = ErrorKind::Remote { node, error };
-    (outcome, if elsewhere { Ended::NotStarted(kind) } else { Ended::Final(kind) })
 }
 
 /// Equal keys hash equally in every client: the hasher has fixed keys.

@@ -113,7 +113,15 @@ impl Client {
     }
 
     /// Calls `method` and waits for its result. `params` must serialise to a JSON array, an
-    /// object, or `null` for none; a tuple is an array.
+    /// object, or `null` for none. A tuple is an array, so that one value is a tuple of one:
+    ///
+    /// ```no_run
+    /// # async fn run(client: rpc_client::Client) -> Result<(), rpc_client::Error> {
+    /// let price: f64 = client.call("price", &("tea",)).await?;
+    /// // `&"tea"` would be a string, which JSON-RPC does not allow as params, and fails at run time.
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// See [`crate::ErrorKind`].

@@ -1,4 +1,4 @@
-//! Sets response times that nobody renews back to unknown (requirement S7).
+//! Sets response times that nobody renews back to unknown.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +31,7 @@ impl ExpiryJob {
     pub(crate) fn spawn(registry: &Arc<dyn Registry>, schedule: &Schedule) -> Option<Self> {
         let coordination = registry.coordination().filter(|_| registry.capabilities().write_back)?;
         let firings = Firings::start(schedule);
-        let work = work(registry, &*coordination, schedule.period(), firings, unix_seconds);
+        let work = work(registry, coordination, schedule.period(), firings, unix_seconds);
         Some(Self { _task: AbortOnDropHandle::new(tokio::spawn(work)) })
     }
 }
@@ -44,15 +44,19 @@ fn unix_seconds() -> u64 {
 /// The job's loop. One run at a time: a firing during a run waits, and a run ends before the next period does.
 fn work(
     registry: &Arc<dyn Registry>,
-    coordination: &dyn Coordination,
+    coordination: Arc<dyn Coordination>,
     period: Duration,
     mut firings: Firings,
     unix_seconds: impl Fn() -> u64 + Send + 'static,
 ) -> impl Future<Output = ()> + Send + 'static {
-    let leader = coordination.elect(JOB);
     // The handle keeps the registry's tasks alive as long as the job needs them.
-    let (registry, members) = (registry.clone(), registry.members());
+    let (registry, mut members) = (registry.clone(), registry.members());
     async move {
+        // Without nodes there is nothing to reset, and no reason to write anything into the registry.
+        if members.wait_for(|list| !list.nodes.is_empty()).await.is_err() {
+            return;
+        }
+        let leader = coordination.elect(JOB);
         let mut slots = Slots::new(period);
         loop {
             firings.next().await;
@@ -180,7 +184,7 @@ mod tests {
         let start = Instant::now();
         let wall_clock = move || 1_000_000 + start.elapsed().as_secs();
         let coordination = registry.coordination().unwrap();
-        let job = tokio::spawn(work(registry, &*coordination, PERIOD, firings, wall_clock));
+        let job = tokio::spawn(work(registry, coordination, PERIOD, firings, wall_clock));
         let ticker = tokio::spawn(async move {
             let mut firing = tokio::time::interval_at(start + late, PERIOD);
             loop {
@@ -268,7 +272,7 @@ mod tests {
         let (_cron, firings) = Firings::by_hand(PERIOD);
         // The wall clock stands still, as it seems to when it was set back.
         let coordination = registry.coordination().unwrap();
-        let _job = AbortOnDropHandle::new(tokio::spawn(work(&registry, &*coordination, PERIOD, firings, || 1_000_000)));
+        let _job = AbortOnDropHandle::new(tokio::spawn(work(&registry, coordination, PERIOD, firings, || 1_000_000)));
         tokio::time::sleep(PERIOD * 4).await;
         for _ in 0..3 {
             measure(&*registry, 1, 500).await;

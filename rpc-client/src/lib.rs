@@ -22,6 +22,7 @@ mod channel;
 mod client;
 mod decisions;
 mod expire;
+mod greet;
 mod hedge;
 mod node;
 pub mod node_load;
@@ -43,11 +44,13 @@ mod write_back;
 
 pub use client::{Client, ClientBuilder};
 pub use decisions::{DecisionRecord, Filter, Reason, Removed};
+pub use greet::{GreetError, Greeting, greet};
 pub use options::{CallOptions, ClientConfig};
 pub use reply::Reply;
+pub use rpc_core::protocol::code;
 pub use rpc_core::secret::{Secret, Token};
 #[cfg(feature = "tls")]
 pub use rpc_core::tls::{ClientTls, ClientTlsFiles};
-pub use rpc_core::{Attempt, Error, ErrorKind, RegistryState, RpcError};
+pub use rpc_core::{Attempt, Deadline, Error, ErrorKind, NotRepeated, RegistryState, RpcError, registry};
 pub use schedule::Schedule;
 pub use snapshot::{ClientUsage, ConnectionState, NodeStatus};

@@ -24,14 +24,14 @@ pub struct ClientConfig {
     /// Whether a call waits, within its time, for a first node when the list is empty or no node
     /// can be reached, instead of failing at once. Default: no.
     pub wait_for_node: bool,
-    /// Whether measured response times are written back to the registry (requirement S6). A client
-    /// that does not takes no part in the expiry job either. Default: yes.
+    /// Whether measured response times are written back to the registry, where other clients find
+    /// them. A client that does not takes no part in the expiry job either. Default: yes.
     pub write_back: bool,
     /// How often the response time of a node is written back at most, counting everybody's
     /// writes. Default: 1 s.
     pub write_interval: Duration,
-    /// When the expiry job (requirement S7) runs; none in a client that takes no part in it, such
-    /// as one that lives for a single call. Default: every 5 s.
+    /// When the expiry job runs, which sets response times that nobody has measured lately back to
+    /// unknown; none in a client that takes no part in it, such as one that lives for a single call. Default: every 5 s.
     pub expiry: Option<Schedule>,
     /// What to say to servers that want to know who calls. Without TLS, whoever can read what goes
     /// over the network learns it. Default: nothing.

@@ -1,4 +1,4 @@
-//! Writes measured response times back into the registry (requirement S6).
+//! Writes measured response times back into the registry.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

@@ -20,7 +20,8 @@ pub mod tls;
 pub mod wire;
 
 pub use deadline::{Deadline, whole_ms};
-pub use error::{Attempt, Error, ErrorKind, RegistryState, RpcError};
+pub use error::{Attempt, Error, ErrorKind, NotRepeated, RegistryState, RpcError};
+pub use error::{attempts_text, micros, millis, printable};
 pub use latency::{LatencyRecorder, LatencySummary};
 pub use load::{LoadMeter, LoadReport};
 pub use node_record::{NodeRecord, NodeState};

@@ -28,6 +28,13 @@ pub struct Context {
     pub traceparent: Option<String>,
 }
 
+impl Context {
+    /// What is left of the time that the caller waits; `None` if it did not say how long.
+    pub fn remaining(&self) -> Option<std::time::Duration> {
+        self.deadline.map(|deadline| deadline.remaining(Instant::now()))
+    }
+}
+
 /// A request together with where and when it arrived.
 pub(crate) struct Call<'a> {
     pub(crate) request: &'a Request<'a>,

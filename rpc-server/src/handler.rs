@@ -209,10 +209,46 @@ fn params_again<P: DeserializeOwned>(text: &[u8]) -> Result<P, RpcError> {
         Ok(_) => return Err(RpcError::invalid_params("the params are not one JSON value")),
     };
     let path = error.path().to_string();
-    let reason = error.inner();
+    let reason = without_type_names(&error.inner().to_string());
     let message = match path.as_str() {
         "." => format!("params: {reason}"),
         path => format!("params: `{path}`: {reason}"),
     };
     Err(RpcError::invalid_params(message).with_data(&serde_json::json!({ "path": path })))
+}
+
+/// Serde names the handler's own types, which mean nothing to a caller: `struct Order` becomes
+/// `object`, and so on.
+fn without_type_names(reason: &str) -> String {
+    const KINDS: [(&str, &str); 4] =
+        [("tuple struct ", "array"), ("unit struct ", "null"), ("struct ", "object"), ("enum ", "string or object")];
+    let Some((before, expected)) = reason.split_once("expected ") else { return reason.to_owned() };
+    let kind = KINDS.iter().find_map(|(rust, json)| Some((json, expected.strip_prefix(rust)?)));
+    let Some((json, named)) = kind else { return reason.to_owned() };
+    let name = named.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(named.len());
+    format!("{before}expected {json}{}", &named[name..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn callers_do_not_meet_the_names_of_types() {
+        for (serde, said) in [
+            (
+                "invalid type: integer `5`, expected struct Order at line 1",
+                "invalid type: integer `5`, expected object at line 1",
+            ),
+            (
+                "invalid length 1, expected struct Order with 2 elements",
+                "invalid length 1, expected object with 2 elements",
+            ),
+            ("invalid type: map, expected tuple struct Pair at line 1", "invalid type: map, expected array at line 1"),
+            ("invalid type: string, expected u64 at line 1", "invalid type: string, expected u64 at line 1"),
+            ("missing field `a` at line 1", "missing field `a` at line 1"),
+        ] {
+            assert_eq!(without_type_names(serde), said);
+        }
+    }
 }

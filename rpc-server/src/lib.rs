@@ -41,8 +41,9 @@ pub use access::Access;
 pub use admission::ConcurrencyLimit;
 pub use context::Context;
 pub use handler::Method;
+pub use rpc_core::protocol::code;
 pub use rpc_core::secret::Secret;
 #[cfg(feature = "tls")]
 pub use rpc_core::tls::{ServerTls, ServerTlsFiles};
-pub use rpc_core::{Error, ErrorKind, RpcError};
+pub use rpc_core::{Deadline, Error, ErrorKind, RpcError, registry};
 pub use server::{Server, ServerBuilder, ServerConfig, ServerUsage};

@@ -296,8 +296,7 @@ impl Server {
         };
         let sweep = links.sweep_for_ever(self.shared.admission.as_deref());
         let run = async { tokio::join!(accept, sweep, self.shared.refresh_for_ever(&links)) };
-        tokio::pin!(run);
-        tokio::pin!(shutdown);
+        tokio::pin!(run, shutdown);
         tokio::select! {
             _ = &mut run => {}
             () = &mut shutdown => {}
@@ -324,14 +323,18 @@ impl Server {
             in_time = drained => in_time,
             _ = &mut run => false,
         };
-        if !in_time {
-            tracing::warn!(connections = links.len(), "not drained in time; closing what is left");
-        }
+        let left = links.len();
         if let Some(registration) = self.registration {
             registration.withdraw(ANNOUNCE_DRAIN).await;
         }
         if let Some(registry) = self.registry {
             registry.close(ANNOUNCE_DRAIN).await;
+        }
+        match in_time {
+            true => tracing::info!(addr = %self.advertised, "drained"),
+            false => {
+                tracing::warn!(addr = %self.advertised, connections = left, "not drained in time; closed what was left")
+            }
         }
     }
 }

@@ -19,21 +19,21 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// How a command ended, and what it wrote.
-struct Ran {
-    code: i32,
-    stdout: String,
-    stderr: String,
+pub(crate) struct Ran {
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
 }
 
 impl Ran {
     /// The one JSON object on standard output.
-    fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         assert_eq!(self.stdout.lines().count(), 1, "one line: {}", self.stdout);
         serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{}: {e}", self.stdout))
     }
 
     #[track_caller]
-    fn ended_with(self, code: i32) -> Self {
+    pub(crate) fn ended_with(self, code: i32) -> Self {
         assert_eq!(self.code, code, "\nstdout:\n{}\nstderr:\n{}", self.stdout, self.stderr);
         self
     }
@@ -44,7 +44,7 @@ fn ran(seen: &Seen) -> Ran {
     Ran { code, stdout: seen.stdout.join("\n"), stderr: seen.stderr.join("\n") }
 }
 
-fn command(name: &str, arguments: &[&str]) -> Command {
+pub(crate) fn command(name: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(binaries::path(name));
     command.args(arguments);
     for variable in ["RPC_REGISTRY", "RPC_ADVERTISE", "RUST_LOG", "NO_COLOR", "COLUMNS"] {
@@ -53,15 +53,15 @@ fn command(name: &str, arguments: &[&str]) -> Command {
     command
 }
 
-fn start(name: &str, arguments: &[&str]) -> Process {
+pub(crate) fn start(name: &str, arguments: &[&str]) -> Process {
     Process::start(command(name, arguments))
 }
 
-async fn finish(process: &Process) -> Ran {
+pub(crate) async fn finish(process: &Process) -> Ran {
     ran(&process.finished(SOON).await)
 }
 
-async fn client(arguments: &[&str]) -> Ran {
+pub(crate) async fn client(arguments: &[&str]) -> Ran {
     finish(&start("rpc-client", arguments)).await
 }
 
@@ -122,14 +122,14 @@ async fn node() -> (Node, Hanging, String) {
 }
 
 /// A registry of its own in a directory.
-fn registry() -> (tempfile::TempDir, String) {
+pub(crate) fn registry() -> (tempfile::TempDir, String) {
     let dir = tempfile::tempdir().unwrap();
     let url = format!("local:{}", dir.path().join("nodes").display());
     (dir, url)
 }
 
 /// The command `rpc-server`, registered; and its address.
-async fn serve(arguments: &[&str], url: &str) -> (Process, String) {
+pub(crate) async fn serve(arguments: &[&str], url: &str) -> (Process, String) {
     let process = start("rpc-server", &[arguments, &["--port", "0", "--registry", url]].concat());
     let line = process.stdout_line("serving ", SOON).await;
     let addr = line.split(' ').nth(1).unwrap().to_owned();
@@ -144,13 +144,14 @@ fn keys(value: &Value) -> BTreeSet<&str> {
 #[tokio::test]
 async fn help_is_as_it_was_reviewed() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("help");
-    let pages: [(&str, &[&str]); 7] = [
+    let pages: [(&str, &[&str]); 8] = [
         ("rpc-server", &[]),
         ("rpc-client", &[]),
         ("rpc-client", &["call"]),
         ("rpc-client", &["nodes"]),
         ("rpc-client", &["methods"]),
         ("rpc-client", &["bench"]),
+        ("rpc-client", &["doctor"]),
         ("rpc-client", &["completions"]),
     ];
     let mut known = BTreeSet::new();
@@ -212,6 +213,8 @@ async fn a_wrong_command_line_ends_with_2_and_the_rule() {
         (&["bench", "echo", "--rps", "fast"], "number"),
         (&["bench", "echo", "--threshold", "p98<1ms"], "p999"),
         (&["call", "echo", "--timeout", "5"], "500ms"),
+        (&["call", "echo", "--timeout", "0ms"], "no time"),
+        (&["call", "echo", "--timeout", "-1s"], "`-1s`"),
         (&["call", "echo", "--policy", "slowest"], "round_robin"),
         (&["call", "echo", "--format", "xml"], "json"),
         (&["call"], "METHOD"),
@@ -229,11 +232,34 @@ async fn a_wrong_command_line_ends_with_2_and_the_rule() {
 
 #[tokio::test]
 async fn a_url_that_is_none_ends_with_3() {
-    for url in ["http://x", "zk://", "static:localhost", "local:?x=1", "zk://h/a?session=soon"] {
+    for url in ["http://x", "zk://", "static:localhost", "static:", "mem:x", "local:?x=1", "zk://h/a?session=soon"] {
         let ran = client(&["nodes", "--registry", url]).await.ended_with(3);
         assert!(ran.stderr.contains(url) && ran.stderr.contains("next: "), "{}", ran.stderr);
         finish(&start("rpc-server", &["--port", "0", "--registry", url])).await.ended_with(3);
     }
+}
+
+#[tokio::test]
+async fn a_directory_that_cannot_be_one_ends_with_3_at_once_and_looking_makes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    for path in [file.clone(), file.join("below")] {
+        let url = format!("local:{}", path.display());
+        let (began, ran) = (tokio::time::Instant::now(), client(&["call", "echo", "--registry", &url]).await);
+        let ran = ran.ended_with(3);
+        assert!(began.elapsed() < Duration::from_secs(4), "not after the timeout");
+        assert!(ran.stderr.contains("cannot ") && ran.stderr.contains(path.to_str().unwrap()), "{}", ran.stderr);
+        let ran = finish(&start("rpc-server", &["--port", "0", "--registry", &url])).await.ended_with(3);
+        assert!(ran.stderr.contains(path.to_str().unwrap()), "{}", ran.stderr);
+    }
+    let nowhere = dir.path().join("no/where");
+    let url = format!("local:{}", nowhere.display());
+    client(&["nodes", "--registry", &url]).await.ended_with(0);
+    client(&["call", "echo", "--registry", &url]).await.ended_with(5);
+    client(&["bench", "echo", "-n", "1", "--registry", &url]).await.ended_with(5);
+    client(&["doctor", "--registry", &url]).await.ended_with(1);
+    assert!(!nowhere.exists() && !dir.path().join("no").exists(), "who only looks makes nothing");
 }
 
 #[tokio::test]
@@ -665,6 +691,25 @@ async fn an_address_that_the_registry_refuses_ends_a_server_with_3() {
     let (server, _) = serve(&["--advertise", "127.0.0.1:1"], "static:127.0.0.1:1").await;
     server.terminate();
     finish(&server).await.ended_with(0);
+}
+
+#[tokio::test]
+async fn a_server_without_a_registry_serves_static_clients() {
+    let server = start("rpc-server", &["--port", "0", "--registry", "none"]);
+    let line = server.stdout_line("serving ", SOON).await;
+    let url = format!("static:{}", line.strip_prefix("serving ").unwrap());
+    client(&["call", "echo", "--registry", &url]).await.ended_with(0);
+    server.terminate();
+    let ran = finish(&server).await.ended_with(0);
+    assert!(ran.stderr.lines().last().unwrap().contains("drained"), "{}", ran.stderr);
+}
+
+#[tokio::test]
+async fn dead_nodes_are_shown_as_such() {
+    let (dead, _held) = dead_address();
+    let text = client(&["nodes", "--registry", &format!("static:{dead}")]).await.ended_with(0).stdout;
+    let row: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!(row[..4], [&dead.to_string(), "-", "unreachable", "-"], "{text}");
 }
 
 #[tokio::test]

@@ -6,19 +6,20 @@ use std::time::Duration;
 
 use rpc_client::balance::{self, POLICIES, policy};
 use rpc_client::{CallOptions, Client, ClientConfig, ConnectionState, DecisionRecord, Filter, Reason};
+use rpc_core::protocol::code;
 use rpc_core::registry::Member;
 use rpc_server::{Method, RpcError, Server, ServerBuilder};
 use rpc_tests::cluster::{Node, SOON, connected, dead_address, fresh_registry, nodes_are};
 use rpc_tests::puppet::{Puppet, draining, entry, entry_of};
 
+use crate::errors::refusing;
+
 /// `work` answers at once, `fail` fails as a broken node does.
 fn server() -> ServerBuilder {
     let fail = |(): ()| async { Err::<(), _>(RpcError::internal("broken")) };
-    let refuse = |(): ()| async { Err::<(), _>(RpcError::new(rpc_core::protocol::code::REFUSED, "busy")) };
     Server::builder()
         .with(Method::new("work", |(): ()| async { Ok::<_, RpcError>(()) }).idempotent())
         .method("fail", fail)
-        .method("refuse", refuse)
 }
 
 async fn nodes(count: usize) -> Vec<Node> {
@@ -117,14 +118,18 @@ async fn what_failed_was_refused_or_repeated_is_recorded_unasked() {
     call(&client, &CallOptions::new()).await;
     let options = CallOptions::new().timeout(Duration::from_millis(500));
     client.call_with::<_, ()>("fail", &(), &options).await.unwrap_err();
-    client.call_with::<_, ()>("refuse", &(), &options).await.unwrap_err();
     let records = client.decisions();
     let of = |call: u64| records.iter().filter(move |record| record.call == call).map(Arc::clone).collect::<Vec<_>>();
     let failed = of(1);
     assert_eq!((failed.len(), failed[0].reason, failed[0].method.as_str()), (1, Reason::Failed, "fail"));
     assert!(failed[0].outcome.as_ref().unwrap().outcome.contains("broken"), "{failed:?}");
-    let refused = of(2);
-    assert!((2..=16).contains(&refused.len()), "both nodes were asked, and asked again: {refused:?}");
+
+    let members = [refusing(code::REFUSED).await, refusing(code::REFUSED).await].map(|(addr, _)| entry_of(addr, ""));
+    let client = client_of(members.into(), "round_robin", 2).await;
+    client.call_with::<_, ()>("work", &(), &options).await.unwrap_err();
+    let refused = client.decisions();
+    let times = refused.iter().filter(|record| record.reason == Reason::Refused).count();
+    assert!((2..=32).contains(&times), "both nodes were asked, and each at most 16 times: {refused:?}");
     assert!(refused[..2].iter().all(|r| r.reason == Reason::Refused), "{refused:?}");
     assert_eq!((refused[0].tried.as_slice(), refused[1].tried.as_slice()), (&[][..], &refused[0].nodes[..]));
     assert_ne!(refused[0].nodes, refused[1].nodes);

@@ -10,6 +10,7 @@ mod corpora;
 mod deadline;
 mod decisions;
 mod discovery;
+mod doctor;
 mod errors;
 mod failover;
 mod leaks;

@@ -22,6 +22,24 @@ async fn its_commands_work() {
     assert!(broken.is_empty(), "\n{broken}");
 }
 
+/// The programs of the section about one's own: compiled here, as they stand in the README.
+#[path = "../own_program/client.rs"]
+#[expect(dead_code, reason = "it is compiled, not run")]
+mod own_client;
+#[path = "../own_program/server.rs"]
+#[expect(dead_code, reason = "it is compiled, not run")]
+mod own_server;
+
+#[test]
+fn its_programs_are_those_that_compile() {
+    let readme = readme();
+    for (language, file) in [("toml", "Cargo.toml.txt"), ("rust,no_run", "server.rs"), ("rust,no_run", "client.rs")] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("own_program").join(file);
+        let block = format!("```{language}\n{}```\n", std::fs::read_to_string(path).unwrap());
+        assert!(readme.contains(&block), "README.md is to have tests/own_program/{file} as it is:\n{block}");
+    }
+}
+
 /// Facts of the wire that are no defaults; docs/PROTOCOL.md has them.
 const NOT_OPTIONS: &[&str] = &["protocol::LENGTH_BYTES", "protocol::PROTOCOL_VERSION"];
 

@@ -276,24 +276,33 @@ async fn a_directory_that_was_deleted_is_made_and_filled_again() {
 }
 
 #[tokio::test]
-async fn a_directory_that_cannot_be_had_is_tried_for_ever() {
+async fn a_directory_that_cannot_be_had_is_refused_at_once() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, "in the way").unwrap();
+    for root in [file.clone(), file.join("ns")] {
+        let error = open(&local_url(&root).parse().unwrap()).err().expect("it is no directory");
+        assert!(matches!(error.kind(), ErrorKind::Config(_)), "{error:?}");
+        assert!(error.to_string().contains(&root.display().to_string()), "{error}");
+    }
+    // Not even root can make a directory here.
+    let registry = local(Path::new("/sys/rpc"));
+    let refused = |status: &RegistrationStatus| matches!(status, RegistrationStatus::Refused { .. });
+    let registration = registry.register(addr(1), NodeRecord::new());
+    let mut status = registration.status();
+    let status = tokio::time::timeout(SOON, status.wait_for(refused)).await.unwrap().unwrap().clone();
+    assert!(format!("{status:?}").contains("cannot create the directory /sys/rpc"), "{status:?}");
+}
+
+#[tokio::test]
+async fn a_directory_that_was_lost_is_tried_for_ever() {
     let dir = TempDir::new().unwrap();
     let root = dir.path().join("ns");
-    fs::write(&root, "in the way").unwrap();
     let registry = local(&root);
-    let registration = registry.register(addr(1), NodeRecord::new());
-    let health = healthy(&*registry, |health| health.trouble().is_some()).await;
-    assert!(matches!(&health, Health::Connecting { trouble: Some(text) } if text.contains("ns")), "{health:?}");
-    let pending = |status: &RegistrationStatus| matches!(status, RegistrationStatus::Pending { trouble: Some(_) });
-    tokio::time::timeout(SOON, registration.status().wait_for(pending)).await.unwrap().unwrap();
-    assert!(!registry.members().borrow().is_known());
-    assert!(matches!(registry.read(addr(1)).await, Ok(None) | Err(UpdateError::Unknown(_))));
-
-    fs::remove_file(&root).unwrap();
-    healthy(&*registry, Health::is_live).await;
+    let _registration = registry.register(addr(1), NodeRecord::new());
     listed(&*registry, |members| members.nodes.len() == 1).await;
 
-    // Lost again: the last list stands, and says since when.
+    // The last list stands, and says since when.
     let aside = dir.path().join("aside");
     fs::rename(&root, &aside).unwrap();
     fs::write(&root, "in the way").unwrap();

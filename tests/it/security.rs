@@ -154,7 +154,7 @@ async fn each_side_says_that_the_other_does_or_does_not_speak_tls() {
     let without = Node::start(server(ServerConfig::default())).await;
     let error = echo(&client(with.addr, None, None).await).await.unwrap_err();
     assert_eq!(error.name(), "tls_required");
-    assert!(error.hint().contains("--tls-ca"));
+    assert!(error.hint().contains("ClientConfig::tls"));
     let error = trouble(&client(without.addr, Some(believing(&authority, None)), None).await).await;
     assert!(error.contains("does it serve TLS"), "{error}");
     // Any client without TLS is told, and then hung up on.
@@ -202,7 +202,7 @@ async fn a_token_lets_in_and_a_wrong_or_missing_one_is_told() {
         let started = Instant::now();
         let error = echo(&client(node.addr, None, token).await).await.unwrap_err();
         assert_eq!(error.name(), "unauthenticated", "{token:?}");
-        assert!(error.is_unsent() && error.hint().contains("--token-file"));
+        assert!(error.is_unsent() && error.hint().contains("ClientConfig::token"));
         assert!(started.elapsed() < SOON, "it does not wait for what cannot come");
         assert!(!format!("{error:?}").contains("horse"), "{error:?}");
     }

@@ -116,7 +116,7 @@ async fn an_access_file_is_checked_at_the_start() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("access.json");
     std::fs::write(&file, r#"{"tokens":[{"name":"a","token":"a horse, too long to guess"}]}"#).unwrap();
-    let server = start("rpc-server", &["--port", "0", "--registry", "mem:x", "--access-file", text(&file)], &[]);
+    let server = start("rpc-server", &["--port", "0", "--registry", "none", "--access-file", text(&file)], &[]);
     let seen = server.finished(SOON).await;
     let output = seen.stderr.join("\n");
     assert_eq!(seen.exit, Some(Exit::Code(3)));

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use crate::NodeRecord;
 
 /// An age after which a response time counts as unknown, whether or not the expiry job has reset
-/// the entry yet (requirement S7).
+/// the entry yet.
 pub const RESPONSE_TIME_VALID: Duration = Duration::from_secs(5);
 
 /// Version of an entry, given by the backend. Two different contents of one entry never have the

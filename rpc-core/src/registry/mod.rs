@@ -32,7 +32,7 @@ pub use members::RESPONSE_TIME_VALID;
 pub use members::{Member, Members, Version};
 pub use open::open;
 pub use registration::{Registration, RegistrationCommand, RegistrationStatus};
-pub use url::{RegistryUrl, Target, parse_duration};
+pub use url::{RegistryUrl, Target, parse_duration, url_from_environment};
 
 /// Where servers register and clients find them. Cheap to share as an `Arc`.
 ///

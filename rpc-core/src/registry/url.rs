@@ -136,8 +136,25 @@ fn host_and_port(text: &str) -> Result<String, String> {
 }
 
 fn addresses(rest: &str) -> Result<Vec<SocketAddr>, String> {
-    let one = |a: &str| a.parse().map_err(|_| format!("`{a}` is no ip:port (IPv6 as in [::1]:8898)"));
-    rest.split(',').filter(|a| !a.is_empty()).map(one).collect()
+    let one = |text: &str| text.parse().map_err(|_| no_address(text));
+    let addrs: Vec<SocketAddr> = rest.split(',').filter(|a| !a.is_empty()).map(one).collect::<Result<_, _>>()?;
+    if addrs.is_empty() {
+        return Err("static: needs the addresses of nodes, as in static:10.0.0.7:8898,10.0.0.8:8898".into());
+    }
+    Ok(addrs)
+}
+
+/// Why `text` is no address of a node.
+fn no_address(text: &str) -> String {
+    let named = text.rsplit_once(':').filter(|(host, port)| !host.contains(':') && port.parse::<u16>().is_ok());
+    match named {
+        Some((host, port)) => {
+            format!(
+                "`{text}` is no ip:port: host names are not resolved here; write the IP address of {host}, as in 10.0.0.7:{port}"
+            )
+        }
+        None => format!("`{text}` is no ip:port (IPv6 as in [::1]:8898)"),
+    }
 }
 
 impl RegistryUrl {
@@ -171,6 +188,13 @@ impl RegistryUrl {
             .into()),
         }
     }
+}
+
+/// The registry URL in the variable `RPC_REGISTRY`, `local:` without it: for programs that are
+/// configured as our commands are. Nothing else here reads the environment.
+pub fn url_from_environment() -> String {
+    let url = std::env::var("RPC_REGISTRY").ok().filter(|url| !url.is_empty());
+    url.unwrap_or_else(|| "local:".to_owned())
 }
 
 /// Reads `250us`, `500ms`, `10s` or `2m`.
@@ -244,7 +268,8 @@ mod tests {
             ("zk://h/a//b", "no ZooKeeper path"),
             ("zk://h/a\0", "no ZooKeeper path"),
             ("zk://h/\u{1f600}", "no ZooKeeper path"),
-            ("static:localhost:1", "no ip:port"),
+            ("static:localhost:1", "host names are not resolved"),
+            ("static:", "needs the addresses"),
             ("mem:", "needs a name"),
             ("local:?a", "no value"),
         ] {

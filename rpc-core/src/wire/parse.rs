@@ -235,6 +235,7 @@ pub fn exact_result(body: &[u8]) -> Option<Vec<u8>> {
 
 /// Any JSON object that can be a message.
 #[derive(Deserialize)]
+#[serde(expecting = "a request or an answer of JSON-RPC 2.0")]
 struct Envelope<'a> {
     #[serde(borrow, default, deserialize_with = "present")]
     jsonrpc: Option<&'a RawValue>,

@@ -105,7 +105,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Future for Connection<Io> {
         let ended = task::ready!(advanced).err().unwrap_or(Ended::ByUs);
         let peer = this.peer;
         match ended {
-            Ended::ByPeer | Ended::ByUs => tracing::debug!(%peer, "{ended}"),
+            Ended::ByPeer | Ended::MidMessage | Ended::ByUs => tracing::debug!(%peer, "{ended}"),
             _ => tracing::info!(%peer, "connection ended: {ended}"),
         }
         Poll::Ready(())

@@ -22,6 +22,7 @@ use crate::reply::Reply;
 
 /// Params of `rpc.hello`.
 #[derive(Debug, Deserialize)]
+#[serde(expecting = "an object with the member `version`")]
 struct Hello {
     version: u32,
     /// What the caller understands.

@@ -37,7 +37,7 @@ pub(crate) struct Args {
     #[arg(long)]
     explain: bool,
     /// Time for everything, such as 500ms or 10s [default: 5s]
-    #[arg(long, value_name = "T", value_parser = common::duration)]
+    #[arg(long, value_name = "T", value_parser = common::duration, allow_hyphen_values = true)]
     timeout: Option<Duration>,
     /// It may run twice without harm, so repeat it when its node fails
     #[arg(long)]
@@ -109,7 +109,7 @@ fn show(
         }
     };
     match format {
-        Format::Text => output::line(&pretty::indented(reply.result.get()))?,
+        Format::Text => output::stream(|out| pretty::write_indented(out, reply.result.get()))?,
         Format::Json => {
             let Reply { result, node, elapsed, attempts } = &reply;
             let latency_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::builder::PossibleValuesParser;
 use rpc_client::balance::{self, POLICIES, POLICY_DEFAULT};
 use rpc_client::{Client, ClientConfig, Error, ErrorKind};
-use rpc_core::registry::{self, Registry, parse_duration};
+use rpc_core::registry::{self, Registry, RegistryUrl, Target, parse_duration};
 use tokio::time::Instant;
 
 use crate::security::Security;
@@ -19,10 +19,10 @@ const SETTLE: Duration = Duration::from_millis(100);
 const CLOSE: Duration = Duration::from_secs(1);
 
 /// Options of every command.
-#[derive(clap::Args)]
-#[command(next_help_heading = "Options of every command")]
+#[derive(Clone, clap::Args)]
+#[command(next_help_heading = "Common options")]
 pub(crate) struct Common {
-    /// Registry: local:[DIR], zk://HOST:PORT,…/NAMESPACE, static:IP:PORT,… or mem:NAME
+    /// Registry: local:[DIR], zk://HOST:PORT,…/NAMESPACE or static:IP:PORT,…
     #[arg(long, global = true, value_name = "URL", env = "RPC_REGISTRY", default_value = "local:")]
     pub(crate) registry: String,
     /// Balancing policy
@@ -33,6 +33,9 @@ pub(crate) struct Common {
     pub(crate) format: Format,
     #[command(flatten)]
     security: Security,
+    /// The registry's URL comes from RPC_REGISTRY.
+    #[arg(skip)]
+    pub(crate) is_from_environment: bool,
 }
 
 /// For whom the output is.
@@ -48,7 +51,10 @@ fn policies() -> PossibleValuesParser {
 
 /// Reads a duration for clap: `500ms`, `10s`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    parse_duration(text)
+    match parse_duration(text)? {
+        Duration::ZERO => Err(format!("`{text}` is no time to do anything in; write 500ms or 10s")),
+        duration => Ok(duration),
+    }
 }
 
 /// What a command does with what it measures.
@@ -66,8 +72,22 @@ impl Common {
     /// Opens the registry.
     pub(crate) fn open(&self) -> Result<Arc<dyn Registry>, Error> {
         // An empty variable is as good as none.
-        let url = if self.registry.is_empty() { "local:" } else { &self.registry };
-        registry::open(&url.parse()?)
+        let url: RegistryUrl = if self.registry.is_empty() { "local:" } else { &self.registry }.parse()?;
+        if matches!(url.target, Target::Memory(_)) {
+            let reason = "is known within one process only, and this command is one of its own: use local: or zk://";
+            return Err(ErrorKind::Config(format!("registry URL `{url}`: it {reason}")).into());
+        }
+        registry::open(&url)
+    }
+
+    /// What clients have by default, with the certificates and the token of the command line.
+    ///
+    /// # Errors
+    /// A file with a certificate or token cannot be read.
+    pub(crate) fn config(&self) -> Result<ClientConfig, Error> {
+        let mut config = ClientConfig::default();
+        self.security.apply(&mut config)?;
+        Ok(config)
     }
 
     /// A client of an open registry.
@@ -75,11 +95,10 @@ impl Common {
     /// # Errors
     /// A file with a certificate or token cannot be read.
     pub(crate) fn client(&self, role: Role, registry: Arc<dyn Registry>) -> Result<Client, Error> {
-        let mut config = ClientConfig { write_back: role != Role::Observer, ..ClientConfig::default() };
+        let mut config = ClientConfig { write_back: role != Role::Observer, ..self.config()? };
         if role != Role::Client {
             config.expiry = None;
         }
-        self.security.apply(&mut config)?;
         let policy = balance::policy(&self.policy).expect("clap has checked the name");
         Ok(Client::builder().config(config).policy(policy).connect_to(registry))
     }

@@ -1,6 +1,5 @@
 //! `rpc-client completions`
 
-use clap::CommandFactory;
 use clap_complete::Shell;
 
 use crate::failure::Failure;
@@ -22,7 +21,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<u8, Failure> {
     // Into memory first: the generator panics when it cannot write.
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut crate::Args::command(), "rpc-client", &mut script);
+    clap_complete::generate(args.shell, &mut crate::command(), "rpc-client", &mut script);
     output::line(String::from_utf8_lossy(&script).trim_end())?;
     Ok(0)
 }

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use rpc_client::balance::POLICIES;
 use rpc_client::{Attempt, Client, ConnectionState, Filter, NodeStatus, Reason, RegistryState, Removed};
+use rpc_core::{attempts_text, printable};
 use serde::Serialize;
 
 use crate::common::Common;
 use crate::decision::Decision;
-use crate::{failure, units};
+use crate::units;
 
 /// The registry, the policy, every node with the reason why it could be chosen or not, and every
 /// decision of the call.
@@ -51,7 +52,7 @@ impl Explanation {
 
     /// For people, with the attempts that were made.
     pub(crate) fn text(&self, attempts: &[Attempt]) -> String {
-        let mut text = format!("registry  {}\n", failure::registry_text(&self.registry));
+        let mut text = format!("registry  {}\n", self.registry);
         let what = POLICIES.iter().find(|(name, _, _)| *name == self.policy).map_or("", |(_, what, _)| what);
         // Writing to a String cannot fail.
         let _ = writeln!(text, "policy    {}: {what}", self.policy);
@@ -63,7 +64,7 @@ impl Explanation {
                 0 => "unknown".into(),
                 us => units::micros(us),
             };
-            let why = left_out.as_ref().map_or("candidate", |why| why);
+            let why = printable(left_out.as_deref().unwrap_or("candidate"));
             let _ = writeln!(text, "{label:8}  {node:width$}  {why}; response time {time}");
             label = "";
         }
@@ -72,7 +73,7 @@ impl Explanation {
             let _ = writeln!(text, "{label:8}  and {more} more, with which one call needs no connection");
         }
         for name in &self.misnamed {
-            let _ = writeln!(text, "{label:8}  `{name}` is no address, and was ignored");
+            let _ = writeln!(text, "{label:8}  `{}` is no address, and was ignored", printable(name));
             label = "";
         }
         let mut label = "decided";
@@ -83,8 +84,8 @@ impl Explanation {
             }
         }
         let mut label = "tried";
-        for (number, attempt) in attempts.iter().enumerate() {
-            let _ = writeln!(text, "{label:8}  {}", failure::attempt_text(number, attempt));
+        for line in attempts_text(attempts) {
+            let _ = writeln!(text, "{label:8}  {line}");
             label = "";
         }
         text.truncate(text.trim_end().len());

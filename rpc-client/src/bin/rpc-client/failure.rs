@@ -1,16 +1,16 @@
 //! How a command fails: an exit code, and an error that says what to do.
 
-use std::fmt::Write;
 use std::net::SocketAddr;
 
-use rpc_client::{Attempt, Error, ErrorKind, RegistryState, RpcError};
+use rpc_client::{Attempt, Error, ErrorKind, NotRepeated, RegistryState};
+use rpc_core::printable;
 use rpc_core::protocol::code;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::common::Format;
+use crate::common::{Common, Format};
 use crate::explain::Explanation;
-use crate::{output, units};
+use crate::{next, output};
 
 /// Why a command ends early.
 pub(crate) enum Failure {
@@ -46,21 +46,21 @@ impl Failure {
     }
 
     /// Tells the user, and returns the exit code.
-    pub(crate) fn report(&self, format: Format) -> u8 {
+    pub(crate) fn report(&self, common: &Common) -> u8 {
         if !matches!(self, Self::BrokenPipe) {
-            match format {
-                Format::Text => output::note(&self.text()),
+            match common.format {
+                Format::Text => output::note(&self.text(common)),
                 // Whether anybody reads it does not change how the command ended.
-                Format::Json => drop(output::json(&self.json())),
+                Format::Json => drop(output::json(&self.json(common))),
             }
         }
         self.exit_code()
     }
 
     /// Tells people only, where programs have got an object already, and returns the exit code.
-    pub(crate) fn note(&self, format: Format) -> u8 {
-        match format {
-            Format::Text => self.report(format),
+    pub(crate) fn note(&self, common: &Common) -> u8 {
+        match common.format {
+            Format::Text => self.report(common),
             Format::Json => self.exit_code(),
         }
     }
@@ -74,18 +74,18 @@ impl Failure {
         }
     }
 
-    fn text(&self) -> String {
+    fn text(&self, common: &Common) -> String {
         match self {
-            Self::Rpc { error, .. } => rpc_text(error),
+            Self::Rpc { error, .. } => format!("error: {}", error.to_text(&next::step(error, common))),
             Self::Usage { message, hint } => format!("error: {message} (usage)\n  next: {hint}"),
-            Self::Other(message) => format!("error: {message}"),
+            Self::Other(message) => format!("error: {} (other)\n  next: {OTHER}", printable(message)),
             Self::BrokenPipe => String::new(),
         }
     }
 
-    fn json(&self) -> Report<'_> {
-        let plain = |name, message: String, hint| Report {
-            error: Body { code: None, name, message, data: None, hint },
+    fn json(&self, common: &Common) -> Report<'_> {
+        let plain = |name, message: String, hint: &str| Report {
+            error: Body { code: None, name, message, data: None, not_repeated: None, hint: hint.to_owned() },
             node: None,
             latency_us: None,
             attempts: &[],
@@ -94,14 +94,15 @@ impl Failure {
         };
         match self {
             Self::Rpc { error, latency_us, explain } => {
-                let remote = remote(error);
+                let remote = error.remote();
                 Report {
                     error: Body {
-                        code: remote.map(|(_, e)| e.code).or_else(|| protocol_code(error.name())),
+                        code: remote.map(|e| e.code).or_else(|| protocol_code(error.name())),
                         name: error.name(),
-                        message: remote.map_or_else(|| error.to_string(), |(_, e)| e.message.clone()),
-                        data: remote.and_then(|(_, e)| e.data.as_deref()),
-                        hint: error.hint(),
+                        message: remote.map_or_else(|| error.to_string(), |e| e.message.clone()),
+                        data: remote.and_then(|e| e.data.as_deref()),
+                        not_repeated: error.not_repeated(),
+                        hint: next::step(error, common),
                     },
                     node: node(error),
                     latency_us: *latency_us,
@@ -111,7 +112,7 @@ impl Failure {
                 }
             }
             Self::Usage { message, hint } => plain("usage", message.clone(), hint),
-            Self::Other(message) => plain("other", message.clone(), ""),
+            Self::Other(message) => plain("other", message.clone(), OTHER),
             Self::BrokenPipe => plain("broken_pipe", String::new(), ""),
         }
     }
@@ -137,8 +138,14 @@ struct Body<'a> {
     name: &'a str,
     message: String,
     data: Option<&'a RawValue>,
-    hint: &'a str,
+    /// Why a call that may have run was not repeated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_repeated: Option<NotRepeated>,
+    hint: String,
 }
+
+/// What to do about a failure of the machine.
+const OTHER: &str = "the message names what could not be done; mend that, and run the command again";
 
 /// The exit code for an error.
 pub(crate) fn exit_code(error: &Error) -> u8 {
@@ -169,54 +176,6 @@ pub(crate) fn node(error: &Error) -> Option<SocketAddr> {
     }
 }
 
-fn remote(error: &Error) -> Option<(SocketAddr, &RpcError)> {
-    match error.kind() {
-        ErrorKind::Remote { node, error } => Some((*node, error)),
-        _ => None,
-    }
-}
-
 fn protocol_code(name: &str) -> Option<i64> {
     rpc_core::protocol::ERROR_CODES.iter().find(|known| known.name == name).map(|known| known.code)
-}
-
-/// Code, cause, what was tried, the registry and how fresh its list is, what to do next.
-fn rpc_text(error: &Error) -> String {
-    let mut text = match remote(error) {
-        Some((node, e)) => {
-            let data = e.data.as_ref().map(|data| format!("\n  data: {data}")).unwrap_or_default();
-            format!("error: {} ({}, code {})\n  from: {node}{data}", e.message, e.name(), e.code)
-        }
-        None => format!("error: {error} ({})", error.name()),
-    };
-    let mut line = |label: &str, value: &str| {
-        // Writing to a String cannot fail.
-        let _ = write!(text, "\n  {label}: {value}");
-    };
-    for (number, attempt) in error.attempts().iter().enumerate() {
-        line(if number == 0 { "tried" } else { "     " }, &attempt_text(number, attempt));
-    }
-    if let Some(registry) = error.registry() {
-        line("registry", &registry_text(registry));
-    }
-    line("next", error.hint());
-    text
-}
-
-/// One attempt in one line.
-pub(crate) fn attempt_text(number: usize, attempt: &Attempt) -> String {
-    let Attempt { node, elapsed_us, outcome } = attempt;
-    format!("#{} {node}  {outcome}  ({})", number + 1, units::micros(*elapsed_us))
-}
-
-/// The registry and how fresh its list is, in one line.
-pub(crate) fn registry_text(state: &RegistryState) -> String {
-    let age = match state.list_age_ms {
-        Some(ms) => {
-            format!("list {} old, {} listed, {} usable", units::millis(ms), units::nodes(state.listed), state.usable)
-        }
-        None => "no list yet".into(),
-    };
-    let trouble = state.trouble.as_ref().map(|trouble| format!("; {trouble}")).unwrap_or_default();
-    format!("{}: {age}{trouble}", state.url)
 }

@@ -5,10 +5,12 @@ mod call;
 mod common;
 mod completions;
 mod decision;
+mod doctor;
 mod explain;
 mod failure;
 mod few;
 mod methods;
+mod next;
 mod nodes;
 mod one_call;
 mod output;
@@ -22,7 +24,8 @@ mod units;
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::parser::ValueSource;
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tracing_subscriber::filter::EnvFilter;
 
 use crate::common::Common;
@@ -39,6 +42,7 @@ Examples:
   rpc-client nodes                             the servers, and how fast they are
   rpc-client call echo '{\"hi\":1}' --explain    call the fastest one, and see why it was chosen
   rpc-client bench echo -n 2000                how fast they answer, and who answers how often
+  rpc-client doctor                            what is wrong, and how to mend it
   rpc-client nodes --registry zk://10.0.0.1:2181/shop/orders
 
 Results go to standard output, everything else to standard error.
@@ -62,19 +66,46 @@ enum Command {
     Call(call::Args),
     Nodes(nodes::Args),
     Methods(methods::Args),
+    Doctor(doctor::Args),
     Bench(bench::Args),
     Completions(completions::Args),
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = arguments();
     let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let wanted = std::env::var("RUST_LOG").ok().filter(|value| !value.is_empty());
     let filter = EnvFilter::builder().parse_lossy(wanted.as_deref().unwrap_or(LOG_DEFAULT));
     let log = tracing_subscriber::fmt().with_writer(io::stderr).without_time().with_target(false);
     log.with_env_filter(filter).with_ansi(colour).init();
-    let format = args.common.format;
-    ExitCode::from(run(args).unwrap_or_else(|failure| failure.report(format)))
+    let common = args.common.clone();
+    ExitCode::from(run(args).unwrap_or_else(|failure| failure.report(&common)))
+}
+
+/// Options of every command that do nothing for some: their help leaves them out.
+const IDLE: [(&str, &[&str]); 4] = [
+    ("nodes", &["policy"]),
+    ("methods", &["policy"]),
+    ("doctor", &["policy"]),
+    ("completions", &["registry", "policy", "format", "tls_ca", "tls_cert", "tls_key", "tls_name", "token_file"]),
+];
+
+pub(crate) fn command() -> clap::Command {
+    let mut command = Args::command();
+    // Only then do the commands have the options of all.
+    command.build();
+    command.mut_subcommands(|subcommand| {
+        let idle =
+            IDLE.iter().find(|(name, _)| *name == subcommand.get_name()).map_or(&[] as &[&str], |(_, idle)| *idle);
+        subcommand.mut_args(|arg| if idle.contains(&arg.get_id().as_str()) { arg.hide(true) } else { arg })
+    })
+}
+
+fn arguments() -> Args {
+    let matches = command().get_matches();
+    let mut args = Args::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    args.common.is_from_environment = matches.value_source("registry") == Some(ValueSource::EnvVariable);
+    args
 }
 
 fn run(args: Args) -> Result<u8, Failure> {
@@ -90,6 +121,7 @@ fn run(args: Args) -> Result<u8, Failure> {
             Command::Call(args) => interruptible(call::run(args, common)).await,
             Command::Nodes(args) => interruptible(nodes::run(args, common)).await,
             Command::Methods(args) => interruptible(methods::run(args, common)).await,
+            Command::Doctor(args) => interruptible(doctor::run(args, common)).await,
             // It reports what it has when it is interrupted.
             Command::Bench(args) => bench::run(args, common).await,
             Command::Completions(args) => completions::run(&args),
@@ -110,10 +142,8 @@ async fn interruptible(command: impl Future<Output = Result<u8, Failure>>) -> Re
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     #[test]
     fn the_command_line_is_consistent() {
-        super::Args::command().debug_assert();
+        super::command().debug_assert();
     }
 }

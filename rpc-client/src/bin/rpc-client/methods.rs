@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use rpc_client::CallOptions;
+use rpc_core::printable;
 use rpc_core::protocol::{CALL_TIMEOUT, DISCOVER};
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +26,7 @@ An idempotent method is repeated on another node when its node fails.";
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Time for everything [default: 5s]
-    #[arg(long, value_name = "T", value_parser = common::duration)]
+    #[arg(long, value_name = "T", value_parser = common::duration, allow_hyphen_values = true)]
     timeout: Option<Duration>,
 }
 
@@ -77,7 +78,10 @@ pub(crate) async fn run(args: Args, common: Common) -> Result<u8, Failure> {
         Format::Json => output::json(&Output { node: reply.node, methods }),
         Format::Text => {
             let is = |idempotent| if idempotent { "yes" } else { "no" }.to_owned();
-            let rows: Vec<_> = methods.into_iter().map(|m| [m.name, is(m.idempotent), m.summary]).collect();
+            let rows: Vec<_> = methods
+                .into_iter()
+                .map(|m| [printable(&m.name).into_owned(), is(m.idempotent), printable(&m.summary).into_owned()])
+                .collect();
             output::line(&table(["METHOD", "IDEMPOTENT", "SUMMARY"], &rows, 3))
         }
     };

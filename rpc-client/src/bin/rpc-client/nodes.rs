@@ -6,11 +6,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use rpc_client::{Client, ConnectionState, NodeStatus};
+use rpc_core::printable;
 use rpc_core::protocol::CALL_TIMEOUT;
 use serde::Serialize;
 
 use crate::common::{self, Common, Format, Role};
-use crate::failure::{self, Failure};
+use crate::failure::Failure;
 use crate::screen::Screen;
 use crate::table::table;
 use crate::{output, units};
@@ -38,7 +39,7 @@ pub(crate) struct Args {
     #[arg(long)]
     watch: bool,
     /// Time to reach the registry [default: 5s]
-    #[arg(long, value_name = "T", value_parser = common::duration)]
+    #[arg(long, value_name = "T", value_parser = common::duration, allow_hyphen_values = true)]
     timeout: Option<Duration>,
 }
 
@@ -66,7 +67,7 @@ pub(crate) async fn run(args: Args, common: Common) -> Result<u8, Failure> {
         return Ok(0);
     }
     if let Err(error) = settled {
-        let state = error.registry().map(failure::registry_text).unwrap_or_default();
+        let state = error.registry().map(ToString::to_string).unwrap_or_default();
         output::note(&format!("{error}: {state}; waiting for it"));
     }
     if common.format == Format::Text && io::stdout().is_terminal() {
@@ -94,16 +95,17 @@ impl Listing {
         let node = |node: &NodeStatus| {
             [
                 node.node.to_string(),
-                node.name.clone().unwrap_or_else(|| "-".into()),
-                node.state.clone(),
-                time(node),
+                node.name.as_deref().map_or("-".into(), |name| printable(name).into_owned()),
+                state(node).to_owned(),
+                if is_away(node) { "-".into() } else { time(node) },
                 if watched { units::millis(node.age_ms) } else { String::new() },
                 connection(node.connection).into(),
-                node.trouble.clone().unwrap_or_default(),
+                node.trouble.as_deref().map_or(String::new(), |trouble| printable(trouble).into_owned()),
             ]
         };
-        let misnamed =
-            |name: &String| [name, "-", "malformed", "-", "-", "-", "its name is no address"].map(str::to_owned);
+        let misnamed = |name: &String| {
+            [&*printable(name), "-", "malformed", "-", "-", "-", "its name is no address"].map(str::to_owned)
+        };
         let rows: Vec<_> = self.nodes.iter().map(node).chain(self.misnamed.iter().map(misnamed)).collect();
         table(["NODE", "NAME", "STATE", "RESPONSE TIME", if watched { "FOR" } else { "" }, "CONNECTION", ""], &rows, 7)
     }
@@ -130,6 +132,17 @@ fn show(listing: &Listing, format: Format) -> Result<(), Failure> {
         }
         Format::Text => output::line(&listing.table(false)),
     }
+}
+
+/// Whether this client cannot reach a node that the registry says is up.
+fn is_away(node: &NodeStatus) -> bool {
+    let open = matches!(node.connection, ConnectionState::Connected | ConnectionState::Leaving);
+    node.state == "up" && !open && node.trouble.is_some()
+}
+
+/// What the registry says of a node, unless it is seen not to be so.
+fn state(node: &NodeStatus) -> &str {
+    if is_away(node) { "unreachable" } else { &node.state }
 }
 
 fn time(node: &NodeStatus) -> String {
@@ -201,7 +214,7 @@ async fn watch_changes(client: &Client, format: Format) -> Result<u8, Failure> {
 
 /// What a change is told by.
 fn describe(node: &NodeStatus) -> String {
-    let name = node.name.as_ref().map(|name| format!("{name} ")).unwrap_or_default();
-    let trouble = node.trouble.as_ref().map(|trouble| format!(": {trouble}")).unwrap_or_default();
-    format!("{name}{}, {}, response time {}{trouble}", node.state, connection(node.connection), time(node))
+    let name = node.name.as_ref().map(|name| format!("{} ", printable(name))).unwrap_or_default();
+    let trouble = node.trouble.as_ref().map(|trouble| format!(": {}", printable(trouble))).unwrap_or_default();
+    format!("{name}{}, {}, response time {}{trouble}", state(node), connection(node.connection), time(node))
 }

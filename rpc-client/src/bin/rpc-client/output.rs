@@ -1,6 +1,6 @@
 //! Standard output and standard error.
 
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, BufWriter, ErrorKind, StdoutLock, Write};
 
 use serde::Serialize;
 
@@ -11,8 +11,18 @@ use crate::failure::Failure;
 /// # Errors
 /// [`Failure::BrokenPipe`] when nobody reads it.
 pub(crate) fn line(text: &str) -> Result<(), Failure> {
-    let mut out = io::stdout().lock();
-    let written = out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush());
+    stream(|out| out.write_all(text.as_bytes()))
+}
+
+/// Lets `write` write to standard output, and ends the line.
+///
+/// # Errors
+/// As [`line`].
+pub(crate) fn stream(write: impl FnOnce(&mut BufWriter<StdoutLock<'_>>) -> io::Result<()>) -> Result<(), Failure> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    let written = write(&mut out).and_then(|()| out.write_all(b"\n")).and_then(|()| out.flush());
+    // What could not be written is not tried again when the buffer goes.
+    drop(out.into_parts());
     written.map_err(|error| match error.kind() {
         ErrorKind::BrokenPipe => Failure::BrokenPipe,
         _ => Failure::other(format!("cannot write to standard output: {error}")),

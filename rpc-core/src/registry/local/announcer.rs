@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::blocking;
-use super::directory::{Directory, is_at};
+use super::directory::{Directory, is_at, is_permanent};
 use super::writer::{Announced, Writer};
 use crate::NodeRecord;
 use crate::registry::registration::answer;
@@ -40,10 +40,20 @@ impl Announcer {
         let mut lock: Option<Arc<File>> = None;
         let mut unanswered: Vec<oneshot::Sender<()>> = Vec::new();
         let mut conflicts = 0;
+        let mut was_announced = false;
         let withdrawn = loop {
             let outcome = self.announce(&mut lock, !unanswered.is_empty()).await;
             conflicts = if matches!(outcome, Ok(false)) { conflicts + 1 } else { 0 };
             let announced = matches!(outcome, Ok(true));
+            was_announced |= announced;
+            if let Err(error) = &outcome
+                && is_permanent(error)
+                && !was_announced
+            {
+                let reason = format!("{error}; make that possible, or name another directory with local:DIR");
+                publish(&self.status, RegistrationStatus::Refused { reason });
+                return;
+            }
             if announced {
                 unanswered.drain(..).for_each(answer);
             }

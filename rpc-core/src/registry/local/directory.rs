@@ -90,19 +90,48 @@ impl Directory {
         self.root.join(".cluster/jobs").join(name + suffix)
     }
 
-    /// Makes what is missing. Says which two directories these are now, the root and the one of
-    /// the locks: another pair than last time has to be watched anew.
-    pub(super) fn prepare(&self) -> io::Result<[FileId; 2]> {
-        if !self.root.join(".cluster/jobs").is_dir() || !self.locks().is_dir() {
+    /// Makes what is missing, as a server does that registers. Who only reads makes nothing.
+    pub(super) fn prepare(&self) -> io::Result<()> {
+        let jobs = self.root.join(".cluster/jobs");
+        if !jobs.is_dir() || !self.locks().is_dir() {
             // Others could hold locks on files that they can open.
-            let create = |path: &Path| DirBuilder::new().recursive(true).mode(0o700).create(path);
-            create(&self.root).map_err(|e| explain(&self.root, &e))?;
+            let create = |path: &Path| {
+                let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
+                made.map_err(|e| explain("create the directory", path, &e))
+            };
+            create(&self.root)?;
             self.check_owner()?;
             create(&self.locks())?;
-            create(&self.root.join(".cluster/jobs"))?;
+            create(&jobs)?;
         }
+        self.check_owner()
+    }
+
+    /// Which two directories these are now, the root and the one of the locks: another pair than last
+    /// time has to be watched anew. None as long as no server has made them.
+    pub(super) fn ids(&self) -> io::Result<Option<[FileId; 2]>> {
+        let Some(root) = look(&self.root)? else { return Ok(None) };
         self.check_owner()?;
-        Ok([FileId::of(&fs::metadata(&self.root)?), FileId::of(&fs::metadata(self.locks())?)])
+        if !root.is_dir() {
+            let error = io::Error::from(io::ErrorKind::NotADirectory);
+            return Err(explain("read the directory", &self.root, &error));
+        }
+        Ok(look(&self.locks())?.map(|locks| [FileId::of(&root), FileId::of(&locks)]))
+    }
+
+    /// Whether it can be read, or is not there yet.
+    ///
+    /// # Errors
+    /// Only those that stay until somebody mends them.
+    pub(super) fn check(&self) -> io::Result<()> {
+        let readable = match self.ids() {
+            Ok(Some(_)) => {
+                fs::read_dir(&self.root).map(drop).map_err(|e| explain("read the directory", &self.root, &e))
+            }
+            Ok(None) => Ok(()),
+            Err(error) => Err(error),
+        };
+        readable.or_else(|error| if is_permanent(&error) { Err(error) } else { Ok(()) })
     }
 
     /// In a directory that everybody can write to, somebody else may have made ours first, or a
@@ -143,16 +172,34 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Adds the path, which the operating system leaves out.
-pub(super) fn explain(path: &Path, error: &io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+/// What is at `path`; none if there is nothing.
+fn look(path: &Path) -> io::Result<Option<Metadata>> {
+    match fs::metadata(path) {
+        Ok(metadata) => Ok(Some(metadata)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(explain("look at", path, &e)),
+    }
+}
+
+/// Adds what was to be done, and the path, which the operating system leaves out.
+pub(super) fn explain(what: &str, path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("cannot {what} {}: {error}", path.display()))
+}
+
+/// Whether an error stays until somebody changes the directory or the rights on it.
+pub(super) fn is_permanent(error: &io::Error) -> bool {
+    use io::ErrorKind as E;
+    matches!(
+        error.kind(),
+        E::PermissionDenied | E::NotADirectory | E::AlreadyExists | E::ReadOnlyFilesystem | E::InvalidFilename
+    )
 }
 
 /// The user whom files made by this process belong to, found by making one: the standard library
 /// has no other way.
 fn user_id(dir: &Path) -> io::Result<u32> {
     let path = dir.join(format!(".rpc-{}", uuid::Uuid::new_v4()));
-    let file = File::create_new(&path).map_err(|e| explain(&path, &e))?;
+    let file = File::create_new(&path).map_err(|e| explain("create the file", &path, &e))?;
     let metadata = file.metadata();
     fs::remove_file(&path)?;
     Ok(metadata?.uid())
@@ -173,9 +220,14 @@ mod tests {
     fn what_is_made_is_closed_to_others() {
         let temp = tempfile::tempdir().unwrap();
         let dir = private(&temp.path().join("rpc"));
-        let ids = dir.prepare().unwrap();
+        assert_eq!(dir.ids().unwrap(), None, "looking makes nothing");
+        assert!(!dir.root().exists());
+        dir.prepare().unwrap();
+        let ids = dir.ids().unwrap();
+        assert!(ids.is_some());
         assert_eq!(fs::metadata(dir.root()).unwrap().mode() & 0o777, 0o700);
-        assert_eq!(dir.prepare().unwrap(), ids);
+        dir.prepare().unwrap();
+        assert_eq!(dir.ids().unwrap(), ids);
     }
 
     #[test]

@@ -20,6 +20,9 @@ const READ_INTERVAL_MIN: Duration = Duration::from_millis(50);
 /// The directory is read this often without events, in case one was lost.
 const READ_INTERVAL_MAX: Duration = Duration::from_secs(1);
 
+/// A directory that is not there yet cannot be watched, and is looked for this often.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
 /// Changes seldom come alone. This much patience makes one read of the several events of a
 /// registration, and lets the kernel let go of a dead process's lock.
 const SETTLE: Duration = Duration::from_millis(2);
@@ -41,12 +44,17 @@ async fn follow_for_ever(reader: Arc<Reader>, wake: Arc<Wake>, health: &watch::S
         // The kernel reports that a lock file is being closed just before it lets go of the lock,
         // so a read at the event may find it held: another one follows soon.
         let lock_closed = wake.lock_closed.swap(false, Ordering::AcqRel);
-        match read(&reader, health).await {
-            Ok(()) => publish(health, Health::Live),
+        let read = read(&reader, health).await;
+        let earliest = started + READ_INTERVAL_MIN;
+        let latest = match (&read, lock_closed) {
+            (Ok(false), _) => started + LOOK_INTERVAL,
+            (_, true) => earliest,
+            (_, false) => started + READ_INTERVAL_MAX,
+        };
+        match read {
+            Ok(_) => publish(health, Health::Live),
             Err(error) => set_trouble(&reader, health, &error),
         }
-        let earliest = started + READ_INTERVAL_MIN;
-        let latest = if lock_closed { earliest } else { started + READ_INTERVAL_MAX };
         tokio::select! {
             () = wake.changed.notified() => sleep_until(earliest.max(Instant::now() + SETTLE)).await,
             () = sleep_until(latest) => {}
@@ -55,11 +63,11 @@ async fn follow_for_ever(reader: Arc<Reader>, wake: Arc<Wake>, health: &watch::S
 }
 
 /// Reads once. While that takes too long, the health says so; a second read beside it would only
-/// hang as well.
-async fn read(reader: &Arc<Reader>, health: &watch::Sender<Health>) -> io::Result<()> {
+/// hang as well. Whether there is a directory.
+async fn read(reader: &Arc<Reader>, health: &watch::Sender<Health>) -> io::Result<bool> {
     let mut reading = {
         let reader = reader.clone();
-        tokio::task::spawn_blocking(move || reader.read_all())
+        tokio::task::spawn_blocking(move || reader.read_all().map(|()| reader.is_watching()))
     };
     match tokio::time::timeout(OPERATION_MAX, &mut reading).await {
         Ok(read) => read?,

@@ -42,12 +42,17 @@ pub(super) struct LocalRegistry {
 
 impl LocalRegistry {
     /// # Errors
-    /// There is no default directory, because neither of its two places can be written to.
+    /// There is no default directory, because neither of its two places can be written to; or the
+    /// directory cannot be read, for a reason that will not go away.
     pub(super) fn new(url: &RegistryUrl, dir: Option<&Path>) -> Result<Self, Error> {
         let dir = dir.map_or_else(Directory::of_user, Directory::named).map_err(|e| {
             let way_out = "name a directory with local:DIR";
             ErrorKind::Config(format!("registry URL `{url}`: no directory: {e}; {way_out}"))
         })?;
+        // Nobody has to wait to be told what waiting does not mend.
+        if let Err(error) = dir.check() {
+            return Err(ErrorKind::Config(format!("registry URL `{url}`: {error}")).into());
+        }
         let dir = Arc::new(dir);
         let wake = Arc::new(Wake::default());
         let reader = Arc::new(Reader::new(dir.clone(), wake.clone()));
@@ -104,7 +109,12 @@ impl Registry for LocalRegistry {
 
     fn update(&self, addr: SocketAddr, version: Version, record: NodeRecord) -> BoxFuture<'_, Result<(), UpdateError>> {
         let dir = self.dir.clone();
-        Box::pin(async move { settle(blocking(move || Writer::lock(&dir)?.update(addr, version, &record)).await) })
+        let update = move || match dir.ids()? {
+            // Without a directory there is no entry either, and none is made.
+            None => Ok(Err(UpdateError::Changed)),
+            Some(_) => Writer::lock(&dir)?.update(addr, version, &record),
+        };
+        Box::pin(async move { settle(blocking(update).await) })
     }
 
     fn coordination(&self) -> Option<Arc<dyn Coordination>> {

@@ -46,14 +46,19 @@ impl Reader {
     /// Reads everything, publishes it, and removes what dead processes left.
     pub(super) fn read_all(&self) -> io::Result<()> {
         let mut state = self.state.lock();
-        let directories = self.dir.prepare()?;
+        let Some(directories) = self.dir.ids()? else {
+            // No server was here yet, so there are no nodes.
+            *state = State::default();
+            self.publish(Members { as_of: Some(Instant::now()), ..Members::default() });
+            return Ok(());
+        };
         // Watching comes first, so that no change falls between.
         if !state.watcher.as_ref().is_some_and(|watcher| watcher.is_on(directories)) {
             state.watcher = Some(Watcher::new(&self.dir, directories, self.wake.clone()));
         }
         let mut next = Members { as_of: Some(Instant::now()), ..Members::default() };
         let mut dead = Vec::new();
-        for file in fs::read_dir(self.dir.root()).map_err(|e| explain(self.dir.root(), &e))? {
+        for file in fs::read_dir(self.dir.root()).map_err(|e| explain("read the directory", self.dir.root(), &e))? {
             let file = file?;
             let name = file.file_name();
             let name = name.to_string_lossy();
@@ -77,6 +82,11 @@ impl Reader {
         drop(state);
         self.sweep(&dead);
         Ok(())
+    }
+
+    /// Whether a server has made the directory, so that changes are told.
+    pub(super) fn is_watching(&self) -> bool {
+        self.state.lock().watcher.is_some()
     }
 
     /// Reads one entry, and publishes the list with it.
@@ -122,7 +132,7 @@ impl Reader {
                 let lock = match File::open(&path) {
                     Ok(lock) => lock,
                     Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
-                    Err(e) => return Err(explain(&path, &e)),
+                    Err(e) => return Err(explain("open", &path, &e)),
                 };
                 let held = is_held(&lock)?;
                 state.locks.insert(addr, (FileId::of(&lock.metadata()?), lock));

@@ -171,7 +171,7 @@ pub(super) enum Announced {
 /// closes it because the process was killed.
 pub(super) fn open_lock(path: &Path) -> io::Result<File> {
     let options = File::options().read(true).write(true).create(true).truncate(false).clone();
-    options.open(path).map_err(|e| explain(path, &e))
+    options.open(path).map_err(|e| explain("open", path, &e))
 }
 
 /// Tries to take a lock; whether it is ours now.

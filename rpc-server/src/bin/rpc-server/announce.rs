@@ -22,7 +22,7 @@ pub(crate) async fn follow(
         match now {
             RegistrationStatus::Registered => {
                 if !announced {
-                    serving(addr, &url.to_string());
+                    serving(addr, Some(&url.to_string()));
                     announced = true;
                 } else if said.is_some() {
                     tracing::info!("registered again");
@@ -45,7 +45,7 @@ pub(crate) async fn follow(
                 if !registry.members().borrow().nodes.contains_key(&addr) {
                     return Some(reason);
                 }
-                serving(addr, &url.to_string());
+                serving(addr, Some(&url.to_string()));
                 return None;
             }
             RegistrationStatus::Withdrawn => return None,
@@ -56,10 +56,12 @@ pub(crate) async fn follow(
     }
 }
 
-fn serving(addr: SocketAddr, url: &str) {
+/// Says where the server is, and in which registry, if it is to be in one.
+pub(crate) fn serving(addr: SocketAddr, url: Option<&str>) {
+    let place = url.map(|url| format!(" in {url}")).unwrap_or_default();
     let mut out = io::stdout().lock();
     // Whoever started the server may not want to read; it serves all the same.
-    let _ = writeln!(out, "serving {addr} in {url}").and_then(|()| out.flush());
+    let _ = writeln!(out, "serving {addr}{place}").and_then(|()| out.flush());
 }
 
 fn say(said: &mut Option<String>, text: String) {

@@ -12,8 +12,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Parser;
-use rpc_core::registry::{self, Registry};
-use rpc_server::{ConcurrencyLimit, Error, Server, ServerConfig};
+use rpc_core::registry::{self, Registry, RegistryUrl, Target};
+use rpc_server::{ConcurrencyLimit, Error, ErrorKind, Server, ServerConfig};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::filter::EnvFilter;
 
@@ -30,10 +30,12 @@ Examples:
   rpc-server --port 0 --delay 5ms-20ms            any free port, each answer 5 to 20 ms late
   rpc-server --port 8898 --registry zk://10.0.0.1,10.0.0.2,10.0.0.3/shop/orders --bind 10.0.0.7
   rpc-server --port 8898 --registry zk://zk/rpc --bind 0.0.0.0 --advertise 10.0.0.7:8898
+  rpc-server --port 8898 --registry none          for clients that have static:127.0.0.1:8898
 
 Methods: echo (returns its params), time, info, sleep {\"ms\":N}, fail {\"code\":N,\"message\":TEXT}.
 
 The only line on standard output, `serving IP:PORT in URL`, comes once clients can find the server.
+With a static: URL nothing is registered either, but the server checks that the list has it.
 SIGTERM or Ctrl-C drains it; a second one ends it at once. RUST_LOG sets what is logged (default: info).
 
 Exit codes: 0 drained, 2 usage, 3 configuration (such as a port in use), 130 or 143 ended by a second signal.";
@@ -51,7 +53,7 @@ struct Args {
     /// Address that clients are told, where it differs from the one listened on
     #[arg(long, value_name = "A:P", env = "RPC_ADVERTISE")]
     advertise: Option<SocketAddr>,
-    /// Registry: local:[DIR], zk://HOST:PORT,…/NAMESPACE, static:IP:PORT,… or mem:NAME
+    /// Registry: local:[DIR] or zk://HOST:PORT,…/NAMESPACE; none for clients with a static: list
     #[arg(long, value_name = "URL", env = "RPC_REGISTRY", default_value = "local:")]
     registry: String,
     /// Sleep this long before each answer; of a range, a random time
@@ -110,7 +112,7 @@ fn main() -> ExitCode {
             "correct --registry, --bind or --advertise, and start it again",
         ),
         Ok(End::Cut(code)) => ExitCode::from(code),
-        Err(failure) => fail(3, &failure.error.to_string(), failure.next),
+        Err(failure) => fail(3, &failure.error.to_string(), &failure.next),
     }
 }
 
@@ -124,20 +126,24 @@ fn fail(code: u8, what: &str, next: &str) -> ExitCode {
 /// Why the server did not start, and what to do.
 struct Failure {
     error: Error,
-    next: &'static str,
+    next: String,
 }
 
 async fn run(args: Args) -> Result<End, Failure> {
-    let wrong_url = |error: Error| Failure { next: error.hint(), error };
-    let registry = registry::open(&args.registry.parse().map_err(wrong_url)?).map_err(wrong_url)?;
+    let registry = open(&args.registry)
+        .map_err(|error| Failure { error, next: "correct --registry (or RPC_REGISTRY), and start it again".into() })?;
     let identity = Arc::new(Identity::new(args.name.clone()));
     let mut config = ServerConfig {
         concurrency: args.concurrency.unwrap_or_default(),
         queue_max: args.queue,
         ..ServerConfig::default()
     };
-    args.security.apply(&mut config).map_err(|error| Failure { error, next: "correct the file, or name another" })?;
-    let mut builder = Server::builder().config(config).open_registry(registry.clone());
+    let files = |error| Failure { error, next: "correct the file, or name another".into() };
+    args.security.apply(&mut config).map_err(files)?;
+    let mut builder = Server::builder().config(config);
+    if let Some(registry) = &registry {
+        builder = builder.open_registry(registry.clone());
+    }
     for method in methods::all(&identity, args.delay.unwrap_or_default()) {
         builder = builder.with(method);
     }
@@ -151,25 +157,41 @@ async fn run(args: Args) -> Result<End, Failure> {
     let mut signals = signals::listen();
     let server = builder.bind((args.bind, args.port)).await.map_err(|error| Failure {
         error,
-        next: "correct --port (0 picks a free one), --bind or --advertise, and start it again",
+        next: "correct --port (0 picks a free one), --bind or --advertise, and start it again".into(),
     })?;
     identity.is(server.advertised_addr(), server.incarnation());
     tracing::info!(addr = %server.local_addr(), "accepting calls");
-    Ok(serve(server, &*registry, &mut signals).await)
+    Ok(serve(server, registry.as_deref(), &mut signals).await)
 }
 
-async fn serve(server: Server, registry: &dyn Registry, signals: &mut signals::Signals) -> End {
+/// The registry of `--registry`; none if the server is not to be registered.
+fn open(url: &str) -> Result<Option<Arc<dyn Registry>>, Error> {
+    if url == "none" {
+        return Ok(None);
+    }
+    // An empty variable is as good as none.
+    let url: RegistryUrl = if url.is_empty() { "local:" } else { url }.parse()?;
+    if matches!(url.target, Target::Memory(_)) {
+        let reason = "it is known within one process only, in which no client is: use local: or zk://";
+        return Err(ErrorKind::Config(format!("registry URL `{url}`: {reason}")).into());
+    }
+    registry::open(&url).map(Some)
+}
+
+async fn serve(server: Server, registry: Option<&dyn Registry>, signals: &mut signals::Signals) -> End {
     let stop = CancellationToken::new();
     let addr = server.advertised_addr();
     let status = server.registration();
     let serving = server.serve(stop.clone().cancelled_owned());
     let mut refused = None;
     let announcing = async {
-        if let Some(status) = status {
+        if let (Some(status), Some(registry)) = (status, registry) {
             refused = announce::follow(status, addr, registry).await;
             if refused.is_some() {
                 stop.cancel();
             }
+        } else {
+            announce::serving(addr, None);
         }
         std::future::pending().await
     };

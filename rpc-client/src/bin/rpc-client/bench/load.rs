@@ -156,7 +156,7 @@ impl Load {
         let time =
             self.amount.duration.map(|duration| format!(" of {:.0}", duration.as_secs_f64())).unwrap_or_default();
         format!(
-            "{:.1}{time} s  {}{of} calls  {:.0}/s  {} errors  p50 {}  p99 {}",
+            "{:.1}{time} s  {}{of} calls  {:.0}/s succeeded  {} errors  p50 {}  p99 {}",
             elapsed.as_secs_f64(),
             tally.calls(),
             tally.ok as f64 / elapsed.as_secs_f64().max(1e-3),

@@ -7,6 +7,7 @@ mod tally;
 mod threshold;
 
 use std::io::{self, IsTerminal};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,7 +69,7 @@ pub(crate) struct Args {
     #[arg(short = 'n', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     calls: Option<u64>,
     /// Time during which calls are started, such as 10s
-    #[arg(long, value_name = "D", value_parser = common::duration)]
+    #[arg(long, value_name = "D", value_parser = common::duration, allow_hyphen_values = true)]
     duration: Option<Duration>,
     /// Calls in flight, with --rps at most [default: 16, with --rps 1024]
     #[arg(short = 'c', value_name = "C", value_parser = clap::value_parser!(u32).range(1..=CONCURRENCY_MAX))]
@@ -77,7 +78,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "R", value_parser = rate)]
     rps: Option<f64>,
     /// Time of each call, such as 500ms [default: 5s]
-    #[arg(long, value_name = "T", value_parser = common::duration)]
+    #[arg(long, value_name = "T", value_parser = common::duration, allow_hyphen_values = true)]
     timeout: Option<Duration>,
     /// Calls may run twice without harm, so repeat them when their node fails
     #[arg(long)]
@@ -118,12 +119,16 @@ impl Args {
 pub(crate) async fn run(args: Args, common: Common) -> Result<u8, Failure> {
     let params = params::read(args.params.as_deref())?;
     let client = common.connect(Role::Client)?;
+    // One for the whole run: a Ctrl-C between two of them would be lost.
+    let interrupt = tokio::signal::ctrl_c();
+    tokio::pin!(interrupt);
     tokio::select! {
+        biased;
+        _ = &mut interrupt => return Ok(INTERRUPTED),
         settled = common::settle_within(&client, args.timeout.unwrap_or(CALL_TIMEOUT), SETTLE) => settled?,
-        _ = tokio::signal::ctrl_c() => return Ok(INTERRUPTED),
     }
     let load = Load::new(client.clone(), &args.method, params, args.options(), args.amount(), args.rps);
-    let interrupted = drive(&load, args.concurrency(), common.format).await;
+    let interrupted = drive(&load, args.concurrency(), common.format, interrupt).await;
     let report = Report::of(&load, &args.threshold, interrupted);
     let shown = match common.format {
         Format::Json => output::json(&report),
@@ -134,14 +139,17 @@ pub(crate) async fn run(args: Args, common: Common) -> Result<u8, Failure> {
     shown?;
     Ok(match first_error {
         _ if interrupted => INTERRUPTED,
-        Some(error) if report.ok == 0 => Failure::from(error).note(common.format),
+        Some(error) if report.ok == 0 => Failure::from(error).note(&common),
         _ if report.is_missed() => MISSED,
         _ => 0,
     })
 }
 
-/// Runs the load to its end, or until Ctrl-C. `true` if that was it.
-async fn drive(load: &Arc<Load>, concurrency: usize, format: Format) -> bool {
+/// Runs the load to its end, or until it is interrupted. `true` if that was it.
+async fn drive<I>(load: &Arc<Load>, concurrency: usize, format: Format, mut interrupt: Pin<&mut I>) -> bool
+where
+    I: Future<Output = io::Result<()>>,
+{
     let mut workers = load.start(concurrency);
     let shows = io::stderr().is_terminal() && format == Format::Text;
     let mut screen = Screen::default();
@@ -149,7 +157,7 @@ async fn drive(load: &Arc<Load>, concurrency: usize, format: Format) -> bool {
     let interrupted = loop {
         tokio::select! {
             joined = workers.join_next() => if joined.is_none() { break false },
-            _ = tokio::signal::ctrl_c() => break true,
+            _ = &mut interrupt => break true,
             _ = ticks.tick(), if shows => drop(screen.draw(&mut io::stderr(), &load.progress(Instant::now()))),
         }
     };

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use rpc_client::Client;
-use rpc_core::LatencySummary;
+use rpc_core::{LatencySummary, printable};
 use serde::Serialize;
 use tokio::time::Instant;
 
@@ -42,6 +42,13 @@ struct Node {
     errors: u64,
     p50_us: u64,
     p99_us: u64,
+}
+
+impl Node {
+    /// A time of its answers, of which there may be none.
+    fn time(&self, us: u64) -> String {
+        if self.calls == self.errors { "-".into() } else { units::micros(us) }
+    }
 }
 
 #[derive(Serialize)]
@@ -88,7 +95,13 @@ impl Report {
         let interrupted = if self.interrupted { ", interrupted" } else { "" };
         let mut text = format!("{method} in {} by {}{interrupted}\n\n", client.registry_state().url, common.policy);
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "calls    {} in {}, {:.0}/s", self.calls, units::millis(self.elapsed_ms), self.rps);
+        let _ = writeln!(
+            text,
+            "calls    {} in {}, {:.0}/s succeeded",
+            self.calls,
+            units::millis(self.elapsed_ms),
+            self.rps
+        );
         let _ = writeln!(text, "errors   {}", self.errors_text());
         if self.repeats > 0 {
             let _ = writeln!(text, "repeats  {}", self.repeats);
@@ -111,7 +124,8 @@ impl Report {
             return "none".into();
         }
         let counts: Vec<String> = self.errors.iter().map(|(name, count)| format!("{count} {name}")).collect();
-        let first = self.first_error.as_ref().map(|error| format!(" (the first: {error})")).unwrap_or_default();
+        let first =
+            self.first_error.as_ref().map(|error| format!(" (the first: {})", printable(error))).unwrap_or_default();
         format!("{}{first}", counts.join(", "))
     }
 
@@ -123,8 +137,8 @@ impl Report {
                 format!("{:.1} %", 100.0 * node.calls as f64 / total.max(1) as f64),
                 node.calls.to_string(),
                 node.errors.to_string(),
-                units::micros(node.p50_us),
-                units::micros(node.p99_us),
+                node.time(node.p50_us),
+                node.time(node.p99_us),
             ]
         };
         table(["NODE", "SHARE", "CALLS", "ERRORS", "P50", "P99"], &self.nodes.iter().map(row).collect::<Vec<_>>(), 1)

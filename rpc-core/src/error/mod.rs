@@ -1,5 +1,10 @@
 //! How a call fails: what crosses the wire ([`RpcError`]) and what a caller sees ([`Error`]).
 
+mod hint;
+mod text;
+
+pub use self::text::{attempts as attempts_text, micros, millis, printable};
+
 use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -56,8 +61,22 @@ impl RpcError {
         struct Data {
             retry_after_ms: u64,
         }
-        let data: Data = serde_json::from_str(self.data.as_ref()?.get()).ok()?;
-        Some(Duration::from_millis(data.retry_after_ms))
+        self.data_as().map(|data: Data| Duration::from_millis(data.retry_after_ms))
+    }
+
+    /// The data as a type; `None` without data, or if they are of another type.
+    pub fn data_as<T: serde::de::DeserializeOwned>(&self) -> Option<T> {
+        serde_json::from_str(self.data.as_ref()?.get()).ok()
+    }
+
+    /// Whether the code is the application's own, and not of the protocol.
+    pub fn is_application(&self) -> bool {
+        protocol::error_code(self.code).is_none()
+    }
+
+    /// Whether another attempt, on another node, can help.
+    pub fn is_retryable(&self) -> bool {
+        protocol::error_code(self.code).is_some_and(|known| known.retry)
     }
 
     /// The stable name of a protocol code, or `application`.
@@ -68,7 +87,10 @@ impl RpcError {
 
 /// Why a call, or setting one up, failed: the kind, what was tried, and how fresh the list of
 /// nodes was.
-#[derive(Clone, Debug)]
+///
+/// `Display` is the cause in one sentence; `Debug`, which a `main` that returns it prints, is
+/// everything in several lines, with what to do.
+#[derive(Clone)]
 pub struct Error(Box<Report>);
 
 #[derive(Clone, Debug)]
@@ -76,6 +98,7 @@ struct Report {
     kind: ErrorKind,
     attempts: Vec<Attempt>,
     registry: Option<RegistryState>,
+    not_repeated: Option<NotRepeated>,
 }
 
 /// What went wrong. A kind exists where a caller would act differently.
@@ -144,6 +167,21 @@ pub enum ErrorKind {
     Closed,
 }
 
+/// Why a call that may have run was not repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum NotRepeated {
+    /// Neither the server nor the caller said that running twice does no harm.
+    NotIdempotent,
+    /// It was, as often as a call is.
+    OftenEnough,
+    /// The client's budget of repeats is used up: so many calls fail that repeats would make it worse.
+    NoBudget,
+    /// There was no other node to send it to.
+    NoOtherNode,
+}
+
 /// One attempt of a call, in the order they were made.
 #[derive(Clone, Debug, Serialize)]
 pub struct Attempt {
@@ -210,6 +248,14 @@ impl Error {
         self
     }
 
+    /// The server's error object, if the server answered with one.
+    pub fn remote(&self) -> Option<&RpcError> {
+        match &self.0.kind {
+            ErrorKind::Remote { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+
     /// A stable name for programs and logs.
     pub fn name(&self) -> &'static str {
         match &self.0.kind {
@@ -226,47 +272,27 @@ impl Error {
         }
     }
 
-    /// What to do next, in one sentence.
-    pub fn hint(&self) -> &'static str {
-        match &self.0.kind {
-            ErrorKind::Config(_) => "correct the URL or option; `--help` lists the forms",
-            ErrorKind::BadRequest(_) => "params are a JSON array, a JSON object, or nothing",
-            ErrorKind::RegistryUnreachable { .. } => {
-                "check that the registry runs at that address, or give the right one with --registry or RPC_REGISTRY"
-            }
-            ErrorKind::NoNode => "start a server with the same --registry, or look at `rpc-client nodes`",
-            ErrorKind::DeadlineExceeded { .. } => {
-                "allow more time with --timeout, or see which node hangs with `rpc-client nodes`"
-            }
-            ErrorKind::Remote { error, .. } if error.code == code::METHOD_NOT_FOUND => {
-                "`rpc-client methods` lists what the servers offer"
-            }
-            ErrorKind::Remote { error, .. } if error.code == code::INVALID_PARAMS => {
-                "correct the params; the message names the member that does not fit"
-            }
-            ErrorKind::Remote { error, .. } if error.code == code::UNAUTHENTICATED => {
-                "give a token that the servers know, with --token-file or RPC_TOKEN"
-            }
-            ErrorKind::Remote { error, .. } if error.code == code::PERMISSION_DENIED => {
-                "the server's access file says what each caller may call"
-            }
-            ErrorKind::Remote { error, .. } if error.code == code::TLS_REQUIRED => {
-                "give the certificate of the servers' authority with --tls-ca"
-            }
-            ErrorKind::Remote { error, .. } if error.code == code::OVERLOADED => {
-                "the call did not run; call less, add servers, or allow more time with --timeout"
-            }
-            ErrorKind::Remote { .. } => "the server answered so; its log may say more",
-            ErrorKind::Transport { sent: true, .. } => {
-                "the call may have run; repeat it, or mark it idempotent so that it is repeated for you"
-            }
-            ErrorKind::Transport { sent: false, .. } => {
-                "the call did not run; check that the node listens at that address"
-            }
-            ErrorKind::Decode { .. } => "ask for the type that the method returns",
-            ErrorKind::TooLarge { .. } => "send less, or raise the limit on both sides",
-            ErrorKind::Closed => "make a new client",
-        }
+    /// What to do next, in one sentence, for whoever wrote the program.
+    pub fn hint(&self) -> String {
+        hint::of(self)
+    }
+
+    /// Why a call that may have run was not repeated, if that is how it ended.
+    pub fn not_repeated(&self) -> Option<NotRepeated> {
+        self.0.not_repeated.filter(|_| matches!(self.0.kind, ErrorKind::Transport { sent: true, .. }))
+    }
+
+    /// The same error with why the call was not repeated.
+    #[must_use]
+    pub fn with_not_repeated(mut self, why: Option<NotRepeated>) -> Self {
+        self.0.not_repeated = why;
+        self
+    }
+
+    /// All that is known, in several lines for people: cause and stable name, attempts, registry, and
+    /// `next` as what to do. Control characters of other programs are escaped.
+    pub fn to_text(&self, next: &str) -> String {
+        text::of(self, next)
     }
 
     /// Whether the failed call provably was never started anywhere.
@@ -289,12 +315,9 @@ impl From<Error> for RpcError {
     /// What a handler passes on when a call of its own failed: an application's error and
     /// `deadline_exceeded` as they are, everything else as `upstream`, with the cause in its data.
     fn from(error: Error) -> Self {
-        let passed_on = |error: &RpcError| protocol::error_code(error.code).is_none();
-        match *error.0 {
-            Report { kind: ErrorKind::Remote { error, .. }, .. } if passed_on(&error) => error,
-            Report { kind: ErrorKind::DeadlineExceeded { .. }, .. } => {
-                Self::new(code::DEADLINE_EXCEEDED, error.to_string())
-            }
+        match error.kind() {
+            ErrorKind::Remote { error, .. } if error.is_application() => error.clone(),
+            ErrorKind::DeadlineExceeded { .. } => Self::new(code::DEADLINE_EXCEEDED, error.to_string()),
             _ => {
                 let cause = serde_json::json!({ "name": error.name(), "message": error.to_string() });
                 Self::new(code::UPSTREAM, error.to_string()).with_data(&serde_json::json!({ "upstream": cause }))
@@ -305,7 +328,7 @@ impl From<Error> for RpcError {
 
 impl From<ErrorKind> for Error {
     fn from(kind: ErrorKind) -> Self {
-        Self(Box::new(Report { kind, attempts: Vec::new(), registry: None }))
+        Self(Box::new(Report { kind, attempts: Vec::new(), registry: None, not_repeated: None }))
     }
 }
 
@@ -315,4 +338,18 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.to_text(&self.hint()))
+    }
+}
+
+impl std::error::Error for Error {
+    /// The server's error object, of an error that is its answer.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match &self.0.kind {
+            ErrorKind::Remote { error, .. } => Some(error),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The listed nodes, and what answers at their addresses.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use futures_util::StreamExt;
+use rpc_client::{ClientConfig, GreetError, Greeting, greet};
+use rpc_core::protocol::code;
+use rpc_core::registry::{Member, Members, RegistryUrl, Target};
+use rpc_core::{NodeState, micros};
+
+use super::finding::{Finding, Level};
+
+/// Nodes that are asked at the same time.
+const AT_A_TIME: usize = 64;
+
+/// What the list itself says: names, payloads and addresses that cannot be right.
+pub(super) fn addresses(members: &Members, url: &RegistryUrl) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = members.misnamed.iter().map(|name| misnamed(name, url)).collect();
+    for member in members.nodes.values() {
+        if let Some(reason) = &member.malformed {
+            let said = [
+                format!("its entry cannot be read: {reason}"),
+                "the node is called, but whoever answers there counts as it, and its weight and name are unknown"
+                    .into(),
+                format!("restart the server at {}, or {}", member.addr, delete(&member.addr.to_string(), url)),
+            ];
+            findings.push(Finding::bad(Level::Problem, "entry", member.addr, said));
+        }
+        findings.extend(address(member.addr, url));
+    }
+    findings.extend(twice(members));
+    findings
+}
+
+fn misnamed(name: &str, url: &RegistryUrl) -> Finding {
+    let said = ["the name of this entry is no IP:PORT".into(), "nobody calls it".into(), delete(name, url)];
+    Finding::bad(Level::Warning, "entry", name, said)
+}
+
+/// The command that deletes an entry.
+fn delete(name: &str, url: &RegistryUrl) -> String {
+    match &url.target {
+        Target::ZooKeeper { hosts, namespace } => format!("zkCli.sh -server {} delete {namespace}/{name}", hosts[0]),
+        Target::Local(Some(dir)) => format!("rm '{}'", dir.join(name).display()),
+        Target::Local(None) | Target::Static(_) | Target::Memory(_) => format!("take {name} out of the list"),
+    }
+}
+
+/// An address that others cannot reach, whatever listens there.
+fn address(addr: SocketAddr, url: &RegistryUrl) -> Option<Finding> {
+    let advertise = || format!("start that server with --advertise IP:{}", addr.port());
+    if addr.ip().is_unspecified() || addr.port() == 0 {
+        let said = [
+            format!("{addr} is no address that anybody can connect to"),
+            "nobody reaches this node".into(),
+            advertise(),
+        ];
+        return Some(Finding::bad(Level::Problem, "address", addr, said));
+    }
+    let Target::ZooKeeper { hosts, .. } = &url.target else { return None };
+    let serves_others = !hosts.iter().all(|host| is_loopback(host));
+    if addr.ip().to_canonical().is_loopback() && serves_others {
+        let said = [
+            format!("{addr} is a loopback address, in a registry that other machines use"),
+            "on every other machine it is another program, or nobody".into(),
+            advertise(),
+        ];
+        return Some(Finding::bad(Level::Problem, "address", addr, said));
+    }
+    None
+}
+
+fn is_loopback(host: &str) -> bool {
+    let host = host.rsplit_once(':').map_or(host, |(host, _)| host).trim_matches(['[', ']']);
+    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+/// Nodes that are listed under two addresses.
+fn twice(members: &Members) -> Vec<Finding> {
+    let mut by_id: BTreeMap<&str, Vec<SocketAddr>> = BTreeMap::new();
+    for member in members.nodes.values().filter(|member| !member.record.id.is_empty()) {
+        by_id.entry(&member.record.id).or_default().push(member.addr);
+    }
+    let of = |(id, addrs): (&str, Vec<SocketAddr>)| {
+        let listed: Vec<String> = addrs.iter().map(ToString::to_string).collect();
+        let said = [
+            format!("one instance ({id}) is listed at {}", listed.join(" and ")),
+            "it gets the calls of two nodes".into(),
+            "give each server its own --advertise, and delete the entry that is not its".into(),
+        ];
+        Finding::bad(Level::Problem, "duplicate", addrs[0], said)
+    };
+    by_id.into_iter().filter(|(_, addrs)| addrs.len() > 1).map(of).collect()
+}
+
+/// Compares every listed node with what answers at its address.
+pub(super) async fn answers(members: &Members, config: &ClientConfig, url: &RegistryUrl) -> Vec<Finding> {
+    let asked =
+        members.nodes.values().map(|member| async move { answer(member, greet(member.addr, config).await, url) });
+    futures_util::stream::iter(asked).buffered(AT_A_TIME).collect().await
+}
+
+fn answer(member: &Member, greeted: Result<Greeting, GreetError>, url: &RegistryUrl) -> Finding {
+    let addr = member.addr;
+    let greeting = match greeted {
+        Ok(greeting) => greeting,
+        Err(error) => return silence(addr, &error, url),
+    };
+    let (listed, there) = (&member.record.id, &greeting.incarnation);
+    if !listed.is_empty() && !there.is_empty() && listed != there {
+        let said = [
+            format!("another instance answers than the one that is listed ({there} and not {listed})"),
+            "clients send it no calls".into(),
+            format!("restart the server at {addr}: it registers anew; or {}", delete(&addr.to_string(), url)),
+        ];
+        return Finding::bad(Level::Problem, "incarnation", addr, said);
+    }
+    if member.record.state == NodeState::Draining {
+        return Finding::bad(Level::Warning, "state", addr, leaving("it is draining".into()));
+    }
+    let us = u64::try_from(greeting.elapsed.as_micros()).unwrap_or(u64::MAX);
+    Finding::ok("node", addr, format!("the listed node answers, in {}", micros(us)))
+}
+
+fn leaving(fact: String) -> [String; 3] {
+    [fact, "it takes no new calls".into(), "nothing, if it is being stopped; otherwise restart it".into()]
+}
+
+/// What it means that nobody at `addr` said hello.
+fn silence(addr: SocketAddr, error: &GreetError, url: &RegistryUrl) -> Finding {
+    let none = || "it gets no calls, and each client finds that out by itself".to_owned();
+    let listening = |what: &str| format!("ss -ltnp 'sport = :{}'   # on its machine {what}", addr.port());
+    let (level, check, said) = match error {
+        GreetError::NoConnection(_) => {
+            let mend = format!("start the server again, or {}", delete(&addr.to_string(), url));
+            (Level::Problem, "connect", [format!("nobody answers: {error}"), none(), mend])
+        }
+        GreetError::Silent(_) => {
+            let mend = listening("names the process: it hangs, so restart it");
+            (Level::Problem, "silent", [format!("it does not answer: {error}"), none(), mend])
+        }
+        GreetError::Refused(answer) if answer.code == code::DRAINING => {
+            (Level::Warning, "state", leaving(format!("it is about to stop: {error}")))
+        }
+        GreetError::Refused(answer) if answer.code == code::INCOMPATIBLE_VERSION => {
+            let (fact, follows) =
+                (format!("it speaks another version: {error}"), "clients like this one cannot call it");
+            let mend = "bring this client and that server to the same version";
+            (Level::Problem, "version", [fact, follows.into(), mend.into()])
+        }
+        GreetError::NotSecure(_) => {
+            let mend = "renew its certificate, or give the authority and the name with --tls-ca and --tls-name";
+            (Level::Problem, "certificate", [format!("it is not believed: {error}"), none(), mend.into()])
+        }
+        GreetError::Refused(answer) if matches!(answer.code, code::UNAUTHENTICATED | code::TLS_REQUIRED) => {
+            let fact = format!("it does not take clients without credentials: {error}");
+            let mend = "give --tls-ca, --token-file or RPC_TOKEN, as the servers ask for";
+            (Level::Problem, "credentials", [fact, "calls with these options fail".into(), mend.into()])
+        }
+        GreetError::Refused(_) => {
+            let fact = format!("it refuses clients like this one: {error}");
+            (Level::Problem, "refused", [fact, none(), "the server's log says more".into()])
+        }
+        _ => {
+            let mend = listening("names the program; give the server another --port");
+            (Level::Problem, "program", [format!("something else than a node answers: {error}"), none(), mend])
+        }
+    };
+    Finding::bad(level, check, addr, said)
+}

@@ -1,0 +1,63 @@
+//! What to do next at the command line. The library's own hints speak to whoever writes programs.
+
+use rpc_client::{Error, ErrorKind, NotRepeated};
+use rpc_core::protocol::code;
+use rpc_core::registry::{RegistryUrl, Target};
+
+use crate::common::Common;
+
+/// What to do about `error`, in one sentence.
+pub(crate) fn step(error: &Error, common: &Common) -> String {
+    let Common { registry: url, .. } = common;
+    let target = url.parse::<RegistryUrl>().ok().map(|url| url.target);
+    let said = match error.kind() {
+        ErrorKind::Config(_) => "correct --registry; `rpc-client help` has its forms".to_owned(),
+        ErrorKind::BadRequest(_) => {
+            "params are a JSON array or object: write [5] for one value, {\"ms\":5} for a named one".to_owned()
+        }
+        ErrorKind::RegistryUnreachable { .. } => match target {
+            Some(Target::Local(_)) => "make the directory usable, or name another with --registry local:DIR".to_owned(),
+            _ => format!(
+                "check that ZooKeeper runs there, or correct --registry; `rpc-client doctor --registry '{url}'` looks"
+            ),
+        },
+        ErrorKind::NoNode if error.registry().is_some_and(|state| state.listed > 0) => {
+            format!("`rpc-client doctor --registry '{url}'` says what is wrong with each listed node")
+        }
+        ErrorKind::NoNode => format!("start a server: `rpc-server --port 0 --registry '{url}'`"),
+        ErrorKind::DeadlineExceeded { .. } => more_time(url),
+        ErrorKind::Remote { error: answer, .. } => match answer.code {
+            code::METHOD_NOT_FOUND => format!("`rpc-client methods --registry '{url}'` lists what the servers offer"),
+            code::DEADLINE_EXCEEDED => more_time(url),
+            code::OVERLOADED | code::REFUSED => {
+                "the call did not run; call less, add servers, or allow more time with --timeout".to_owned()
+            }
+            code::TLS_REQUIRED => "give the certificate of the servers' authority with --tls-ca".to_owned(),
+            code::UNAUTHENTICATED => "give a token that the servers know, with --token-file or RPC_TOKEN".to_owned(),
+            _ => error.hint(),
+        },
+        ErrorKind::Transport { sent: true, .. } => match error.not_repeated() {
+            Some(NotRepeated::NotIdempotent) | None => {
+                "the call may have run; if running twice does no harm, --idempotent repeats it for you".to_owned()
+            }
+            Some(_) => error.hint(),
+        },
+        ErrorKind::Transport { sent: false, .. } => {
+            format!("the call did not run; `rpc-client doctor --registry '{url}'` says what answers at that address")
+        }
+        ErrorKind::TooLarge { .. } => "send less, or raise the limit on both sides".to_owned(),
+        _ => error.hint(),
+    };
+    match common.is_from_environment && speaks_of_the_url(error) {
+        true => format!("{said} (the URL comes from RPC_REGISTRY)"),
+        false => said,
+    }
+}
+
+fn more_time(url: &str) -> String {
+    format!("allow more time with --timeout, or see which node hangs with `rpc-client doctor --registry '{url}'`")
+}
+
+fn speaks_of_the_url(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Config(_) | ErrorKind::RegistryUnreachable { .. } | ErrorKind::NoNode)
+}
