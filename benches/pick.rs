@@ -26,6 +26,7 @@ const REPORT_EVERY: u64 = 16;
 struct Node {
     id: NodeId,
     addr: SocketAddr,
+    reports: bool,
     in_flight: AtomicU32,
     /// Short and nearly never contended, as in the client.
     load: Mutex<NodeLoad>,
@@ -50,6 +51,7 @@ impl Nodes {
             Node {
                 id: NodeId(n),
                 addr: (Ipv4Addr::from_bits(0x0a00_0001 + n as u32), 8898).into(),
+                reports: true,
                 in_flight: AtomicU32::new(in_flight),
                 load: Mutex::new(load),
                 report: LoadReport {
@@ -72,6 +74,18 @@ impl View for NodesView<'_> {
         self.nodes.0.len()
     }
 
+    fn id(&self, index: usize) -> NodeId {
+        self.nodes.0[index].id
+    }
+
+    fn reports(&self, index: usize) -> bool {
+        self.nodes.0[index].reports
+    }
+
+    fn in_flight(&self, index: usize) -> u32 {
+        self.nodes.0[index].in_flight.load(Ordering::Relaxed)
+    }
+
     fn node(&self, index: usize) -> NodeView {
         let node = &self.nodes.0[index];
         let load = node.load.lock();
@@ -83,7 +97,7 @@ impl View for NodesView<'_> {
             latency_us: load.latency_us(self.now),
             registry_us: 300,
             failure: load.failure(self.now),
-            reports: true,
+            reports: node.reports,
             report: Some((node.report, self.now.saturating_duration_since(node.since))),
             usable_for: self.now.saturating_duration_since(node.since),
         }

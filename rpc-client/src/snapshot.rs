@@ -9,7 +9,7 @@ use rpc_core::{ErrorKind, RpcError};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use crate::balance::{NodeView, View};
+use crate::balance::{NodeId, NodeView, View};
 use crate::channel::Channel;
 use crate::decisions::{Filter, Removed};
 use crate::node::Node;
@@ -145,6 +145,18 @@ impl View for SnapshotView<'_> {
     fn node(&self, index: usize) -> NodeView {
         let usable = &self.usable[index];
         usable.node.view(self.now, usable)
+    }
+
+    fn id(&self, index: usize) -> NodeId {
+        self.usable[index].node.id
+    }
+
+    fn in_flight(&self, index: usize) -> u32 {
+        self.usable[index].node.in_flight()
+    }
+
+    fn reports(&self, index: usize) -> bool {
+        self.usable[index].reports
     }
 }
 

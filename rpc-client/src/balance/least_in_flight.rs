@@ -14,12 +14,12 @@ impl Policy for LeastInFlight {
         let mut least = u32::MAX;
         let mut equals = 0;
         for index in 0..view.len() {
-            let node = view.node(index);
-            if pick.is_excluded(node.id) || (node.in_flight > least && best.is_some()) {
+            let in_flight = view.in_flight(index);
+            if (in_flight > least && best.is_some()) || pick.is_excluded(view.id(index)) {
                 continue;
             }
-            if node.in_flight < least || best.is_none() {
-                (best, least, equals) = (Some(index), node.in_flight, 1);
+            if in_flight < least || best.is_none() {
+                (best, least, equals) = (Some(index), in_flight, 1);
                 continue;
             }
             // Keeping the k-th equal with probability 1/k makes all of them equally likely.

@@ -114,6 +114,21 @@ pub trait View {
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    /// [`NodeView::id`] alone, which costs less to find out.
+    fn id(&self, index: usize) -> NodeId {
+        self.node(index).id
+    }
+
+    /// [`NodeView::in_flight`] alone.
+    fn in_flight(&self, index: usize) -> u32 {
+        self.node(index).in_flight
+    }
+
+    /// [`NodeView::reports`] alone.
+    fn reports(&self, index: usize) -> bool {
+        self.node(index).reports
+    }
 }
 
 /// A node as a policy sees it: a plain copy.
@@ -219,8 +234,8 @@ pub enum Decision {
         /// The bound, in microseconds.
         bound: Option<f64>,
     },
-    /// Probe these nodes about the called method, wait for `wait_for` of the answers (or until no more can come), then
-    /// ask again with [`Pick::probed`] one higher.
+    /// Probe these nodes about the called method, wait for `wait_for` of the answers (or until no more
+    /// can come), then ask again with [`Pick::probed`] one higher.
     Probe {
         /// Indices in the view.
         indices: Vec<usize>,

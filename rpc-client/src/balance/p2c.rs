@@ -14,14 +14,15 @@ impl Policy for TwoChoices {
         match sample::two(view, pick, &mut pick.random()) {
             Drawn::Nothing => None,
             Drawn::One(only) => Some(only),
-            Drawn::Two(a, b) => Some(if cheaper(&b.node, &a.node) { b.index } else { a.index }),
+            Drawn::Two(a, b) => Some(if cheaper(&view.node(b), &view.node(a)) { b } else { a }),
         }
     }
 
     fn scores(&self, view: &dyn View, pick: &Pick<'_>) -> Vec<Score> {
         let Drawn::Two(a, b) = sample::two(view, pick, &mut pick.random()) else { return Vec::new() };
-        let (latency_a, latency_b) = latencies(&a.node, &b.node);
-        vec![cost::score(a.index, &a.node, latency_a), cost::score(b.index, &b.node, latency_b)]
+        let (node_a, node_b) = (view.node(a), view.node(b));
+        let (latency_a, latency_b) = latencies(&node_a, &node_b);
+        vec![cost::score(a, &node_a, latency_a), cost::score(b, &node_b, latency_b)]
     }
 
     fn copy(&self) -> Option<Box<dyn Policy>> {

@@ -30,6 +30,6 @@ impl Places {
     /// membership than the last one told.
     pub(super) fn find(&self, view: &dyn View, id: NodeId) -> Option<usize> {
         let index = *self.0.get(&id)?;
-        (index < view.len() && view.node(index).id == id).then_some(index)
+        (index < view.len() && view.id(index) == id).then_some(index)
     }
 }

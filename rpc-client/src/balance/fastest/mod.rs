@@ -1,5 +1,7 @@
 //! The node that is expected to answer soonest.
 
+mod entry;
+mod hot;
 mod reports;
 mod settings;
 mod usual;
@@ -8,10 +10,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use self::reports::{Reports, Scored};
+use self::reports::{Best, Reports};
 pub use self::settings::FastestSettings;
 use super::places::Places;
-use super::sample::{self, Candidate, Drawn};
+use super::sample::{self, Drawn};
 use super::{Decision, Event, NodeId, NodeView, Pick, Policy, Score, View, cost};
 
 /// Refusals that may come in a row after quiet times.
@@ -25,6 +27,11 @@ const SILENT_FOR: Duration = Duration::from_millis(250);
 
 /// Silent nodes that are remembered.
 const SILENT_MAX: usize = 16;
+
+/// Response times in the registry that differ by less say nothing about which node is the faster:
+/// each is the median of a few calls of others. Going by them would send every new client to the
+/// same node.
+const PRIOR_PRECISION: f64 = 2.0;
 
 /// Weight of a probe in the mean round trip.
 const ROUND_TRIP_GAIN: f64 = 0.1;
@@ -82,18 +89,17 @@ impl Fastest {
     }
 
     /// Whether too little is known to choose.
-    fn is_cold(&self, view: &dyn View, pick: &Pick<'_>) -> bool {
+    fn is_cold(&self, view: &dyn View, pick: &Pick<'_>, best: &Best) -> bool {
         let others = view.len().saturating_sub(self.silent.len().max(pick.excluded.len()));
-        let age = Duration::from_secs_f64((2e-6 * self.reports.expected_us.unwrap_or(0.0)).min(1e6));
-        self.reports.younger_than(age, pick) < others.min(2)
+        best.fresh < others.min(2)
     }
 
-    fn probe(&self, view: &dyn View, pick: &Pick<'_>, count: usize, wait: bool) -> Option<Decision> {
+    fn probe(&self, view: &dyn View, pick: &Pick<'_>, count: usize, wait_for: usize) -> Option<Decision> {
         let mut indices = sample::several(view, pick, &mut pick.random(), count);
         if !self.silent.is_empty() {
-            indices.retain(|&index| !self.is_silent(view.node(index).id, pick.now));
+            indices.retain(|&index| !self.is_silent(view.id(index), pick.now));
         }
-        let wait_for = if wait { indices.len().saturating_sub(1).max(1) } else { 0 };
+        let wait_for = wait_for.min(indices.len());
         (!indices.is_empty()).then_some(Decision::Probe { indices, wait_for })
     }
 
@@ -102,36 +108,37 @@ impl Fastest {
     }
 
     /// The probes to make before this call is sent, if any.
-    fn probe_first(&mut self, view: &dyn View, pick: &Pick<'_>, best: Option<Scored>) -> Option<Decision> {
+    fn probe_first(&mut self, view: &dyn View, pick: &Pick<'_>, best: &Best) -> Option<Decision> {
         if pick.probed > 0 {
             return None;
         }
         let settings = self.settings;
-        let queues = best.is_some_and(|b| b.expected_us > settings.queue * b.idle_us);
-        let wait = (self.can_wait(settings.cold_round_trip) && self.is_cold(view, pick))
+        let queues = best.chosen.is_some_and(|chosen| chosen.slowdown > settings.queue);
+        let wait = (self.can_wait(settings.cold_round_trip) && self.is_cold(view, pick, best))
             || (queues && self.can_wait(settings.queue_round_trip));
         self.waited += WAITED_GAIN * (f64::from(u8::from(wait)) - self.waited);
         if wait {
-            return self.probe(view, pick, settings.probes, true);
+            // Not for the last of them: it may be a node that hangs.
+            return self.probe(view, pick, settings.probes, settings.probes.saturating_sub(1).max(1));
         }
         let chance = settings.background_probes * (1.0 - self.waited);
         let mut random = pick.random();
         // The numbers that choose the node must not be the one that decides.
         if random.unit() < chance {
             let pick = Pick { seed: random.next_u64(), ..*pick };
-            return self.probe(view, &pick, 1, false);
+            return self.probe(view, &pick, 1, 0);
         }
         None
     }
 
-    fn bound(&mut self, second: Option<Scored>, pick: &Pick<'_>) -> Option<f64> {
+    fn bound(&mut self, second_us: f64, pick: &Pick<'_>) -> Option<f64> {
         if pick.excluded.is_empty() {
             self.refusals_left = (self.refusals_left + self.settings.refusals).min(REFUSALS_MAX);
         }
         if pick.excluded.len() >= REFUSALS_PER_CALL || self.refusals_left < 1.0 || self.settings.refusals == 0.0 {
             return None;
         }
-        let bound = self.settings.bound * second?.expected_us + self.round_trip_us.unwrap_or(0.0);
+        let bound = self.settings.bound * second_us + self.round_trip_us.unwrap_or(0.0);
         bound.is_finite().then_some(bound)
     }
 
@@ -155,35 +162,35 @@ impl Policy for Fastest {
     }
 
     fn decide(&mut self, view: &dyn View, pick: &Pick<'_>) -> Decision {
-        let send = |candidate: Candidate| Decision::Send { index: candidate.index, bound: None };
+        let send = |index| Decision::Send { index, bound: None };
         let (a, b) = match sample::two(view, pick, &mut pick.random()) {
             Drawn::Nothing => return Decision::NoNode,
             Drawn::One(index) => return Decision::Send { index, bound: None },
             Drawn::Two(a, b) => (a, b),
         };
-        if !(a.node.reports && b.node.reports) {
-            return send(better(a, b));
+        if !(view.reports(a) && view.reports(b)) {
+            return send(better(view, a, b));
         }
         if !self.silent.is_empty() {
             self.silent.retain(|&(_, until)| pick.now < until);
         }
         let best = self.reports.best(view, pick, &self.places, &self.settings);
-        if let Some(probe) = self.probe_first(view, pick, best.first) {
+        if let Some(probe) = self.probe_first(view, pick, &best) {
             return probe;
         }
-        // The view may be of a membership that was not told yet.
-        let first = best.first.filter(|b| view.node(b.index).id == b.node);
-        match first {
-            Some(first) => Decision::Send { index: first.index, bound: self.bound(best.second, pick) },
-            None if self.is_silent(a.node.id, pick.now) => send(b),
-            None if self.is_silent(b.node.id, pick.now) => send(a),
-            None => send(better(a, b)),
+        if let Some(chosen) = best.chosen {
+            return Decision::Send { index: chosen.index, bound: self.bound(best.second_us, pick) };
+        }
+        match (self.is_silent(view.id(a), pick.now), self.is_silent(view.id(b), pick.now)) {
+            (true, false) => send(b),
+            (false, true) => send(a),
+            (false, false) | (true, true) => send(better(view, a, b)),
         }
     }
 
     fn scores(&self, view: &dyn View, pick: &Pick<'_>) -> Vec<Score> {
         let Drawn::Two(a, b) = sample::two(view, pick, &mut pick.random()) else { return Vec::new() };
-        let reports = if a.node.reports && b.node.reports {
+        let reports = if view.reports(a) && view.reports(b) {
             self.reports.scores(view, pick, &self.places, &self.settings)
         } else {
             Vec::new()
@@ -191,8 +198,9 @@ impl Policy for Fastest {
         if !reports.is_empty() {
             return reports;
         }
-        let (latency_a, latency_b) = latencies(&a.node, &b.node);
-        vec![cost::score(a.index, &a.node, latency_a), cost::score(b.index, &b.node, latency_b)]
+        let (node_a, node_b) = (view.node(a), view.node(b));
+        let (latency_a, latency_b) = latencies(&node_a, &node_b);
+        vec![cost::score(a, &node_a, latency_a), cost::score(b, &node_b, latency_b)]
     }
 
     fn observe(&mut self, event: &Event<'_>) {
@@ -243,8 +251,8 @@ impl Policy for Fastest {
 }
 
 /// The better of two nodes by what this client knows itself.
-fn better(a: Candidate, b: Candidate) -> Candidate {
-    if cheaper(&b.node, &a.node) { b } else { a }
+fn better(view: &dyn View, a: usize, b: usize) -> usize {
+    if cheaper(&view.node(b), &view.node(a)) { b } else { a }
 }
 
 fn cheaper(a: &NodeView, b: &NodeView) -> bool {
@@ -252,10 +260,18 @@ fn cheaper(a: &NodeView, b: &NodeView) -> bool {
     cost::expected(a, latency_a) < cost::expected(b, latency_b)
 }
 
+/// A node that this client has not called yet is as fast as others found it, within
+/// [`PRIOR_PRECISION`], or as fast as the other one.
 fn latencies(a: &NodeView, b: &NodeView) -> (f64, f64) {
     let known_a = cost::latency_us(a.latency_us, a.registry_us);
     let known_b = cost::latency_us(b.latency_us, b.registry_us);
-    (known_a.or(known_b).unwrap_or(1.0), known_b.or(known_a).unwrap_or(1.0))
+    let (latency_a, latency_b) = (known_a.or(known_b).unwrap_or(1.0), known_b.or(known_a).unwrap_or(1.0));
+    let measured = a.latency_us.is_some() && b.latency_us.is_some();
+    if !measured && latency_a.max(latency_b) < PRIOR_PRECISION * latency_a.min(latency_b) {
+        let both = latency_a.min(latency_b);
+        return (both, both);
+    }
+    (latency_a, latency_b)
 }
 
 #[cfg(test)]

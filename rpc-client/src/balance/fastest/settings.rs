@@ -24,6 +24,8 @@ pub struct FastestSettings {
     /// Requests in flight in an old report fade to the node's mean over this multiple of its idle
     /// time.
     pub fade: f64,
+    /// Idle times that differ by no more than the square root of this, in logarithms, do not differ.
+    pub noise: f64,
     /// Nodes whose expected times are above the lowest by no more than this share of it are equal:
     /// any one is called.
     pub tie: f64,
@@ -40,6 +42,7 @@ impl Default for FastestSettings {
             bound: 2.0,
             refusals: 0.2,
             fade: 2.0,
+            noise: 0.02,
             tie: 0.1,
         }
     }

@@ -129,6 +129,14 @@ fn a_silent_node_is_out_until_it_answers_and_nobody_waits_for_it() {
 }
 
 #[test]
+fn of_two_silent_nodes_the_one_that_others_found_quick_is_called() {
+    let (mut view, mut policy, now) = cluster(&[1, 2]);
+    (view.0[0].registry_us, view.0[1].registry_us) = (300_000, 1_000);
+    (1..=2).for_each(|node| policy.observe(&Event::ProbeSilent { node: NodeId(node), now }));
+    assert!(sends(&mut policy, &view, now)[1] > 0.99);
+}
+
+#[test]
 fn a_bound_needs_a_second_node_and_refusals_left() {
     let (view, mut policy, now) = cluster(&[1, 2]);
     answer(&mut policy, 1, now, report(0, 20_000.0));
@@ -137,9 +145,9 @@ fn a_bound_needs_a_second_node_and_refusals_left() {
         Decision::Probe { .. } | Decision::NoNode => panic!("it has probed"),
     };
     assert_eq!(bound(&mut policy), None);
-    answer(&mut policy, 2, now, report(0, 30_000.0));
-    let second = report(0, 30_000.0).expected_us();
-    assert!(bound(&mut policy).is_some_and(|b| b >= 2.0 * second && b < 2.1 * second));
+    answer(&mut policy, 2, now, report(0, 60_000.0));
+    let second = report(0, 60_000.0).expected_us();
+    assert!(bound(&mut policy).is_some_and(|b| b >= 1.9 * second && b < 2.1 * second));
     for _ in 0..40 {
         policy.observe(&Event::Refused { node: NodeId(1), now, report: Some(report(0, 20_000.0)) });
     }
@@ -194,4 +202,28 @@ fn servers_that_do_not_name_the_method_are_compared_as_they_are() {
         answer(&mut policy, node, now, LoadReport { method: 0, ..report(0, service_us) });
     }
     assert!(sends(&mut policy, &view, now)[0] > 0.99);
+}
+
+#[test]
+fn a_difference_that_may_be_noise_is_none() {
+    let (view, mut policy, now) = cluster(&[1, 2]);
+    for _ in 0..50 {
+        answer(&mut policy, 1, now, report(0, 20_000.0));
+        answer(&mut policy, 2, now, report(0, 24_000.0));
+    }
+    let shares = sends(&mut policy, &view, now);
+    assert!((0.45..0.55).contains(&shares[0]), "{shares:?}");
+}
+
+#[test]
+fn until_a_server_knows_itself_the_registry_tells_how_it_compares() {
+    let (mut view, mut policy, now) = cluster(&[1, 2, 3]);
+    (view.0[0].registry_us, view.0[1].registry_us, view.0[2].registry_us) = (30_000, 300_000, 33_000);
+    (1..=3).for_each(|node| answer(&mut policy, node, now, report(0, 0.0)));
+    let shares = sends(&mut policy, &view, now);
+    assert!(shares[1] == 0.0 && (0.45..0.55).contains(&shares[0]), "{shares:?}");
+    // Once it has answered, its own account counts.
+    (1..=3).for_each(|node| answer(&mut policy, node, now, report(0, 20_000.0)));
+    let shares = sends(&mut policy, &view, now);
+    assert!(shares.iter().all(|share| (0.28..0.39).contains(share)), "{shares:?}");
 }
