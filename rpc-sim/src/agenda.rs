@@ -1,7 +1,7 @@
 //! What will happen when.
 
 use std::cmp::Ordering;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 
 use crate::clock::Nanos;
 use crate::slab::Key;
@@ -67,6 +67,9 @@ pub enum Happening {
 #[derive(Debug, Default)]
 pub struct Agenda {
     heap: BinaryHeap<Entry>,
+    /// Timeouts of calls and of probes. Each kind lasts as long for all, so they come in the order of
+    /// planning. In the heap they would be most of it, and slow it down.
+    timeouts: [VecDeque<Entry>; 2],
     planned: u64,
 }
 
@@ -101,11 +104,48 @@ impl Agenda {
     /// Plans something.
     pub fn add(&mut self, at: Nanos, happening: Happening) {
         self.planned += 1;
-        self.heap.push(Entry { at, order: self.planned, happening });
+        let entry = Entry { at, order: self.planned, happening };
+        let queue = match happening {
+            Happening::Timeout { .. } => &mut self.timeouts[0],
+            Happening::ProbeSilence { .. } => &mut self.timeouts[1],
+            _ => return self.heap.push(entry),
+        };
+        queue.push_back(entry);
     }
 
     /// What happens next.
     pub fn take_next(&mut self) -> Option<(Nanos, Happening)> {
-        self.heap.pop().map(|entry| (entry.at, entry.happening))
+        let mut soonest = self.heap.peek();
+        let mut from = None;
+        for (queue, entries) in self.timeouts.iter().enumerate() {
+            if entries.front() > soonest {
+                (soonest, from) = (entries.front(), Some(queue));
+            }
+        }
+        let entry = match from {
+            Some(queue) => self.timeouts[queue].pop_front(),
+            None => self.heap.pop(),
+        };
+        entry.map(|entry| (entry.at, entry.happening))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_soonest_comes_first_and_at_one_moment_what_was_planned_first() {
+        let mut agenda = Agenda::default();
+        let call = crate::slab::Slab::new().insert(());
+        agenda.add(30, Happening::Timeout { call });
+        agenda.add(30, Happening::Call { client: 0 });
+        agenda.add(10, Happening::ProbeSilence { probe: call });
+        agenda.add(20, Happening::Call { client: 1 });
+        agenda.add(40, Happening::Timeout { call });
+        let order: Vec<String> =
+            std::iter::from_fn(|| agenda.take_next()).map(|(at, what)| format!("{at} {what:?}")).collect();
+        let kinds: Vec<&str> = order.iter().map(|text| text.split([' ', '{']).nth(1).unwrap_or_default()).collect();
+        assert_eq!(kinds, ["ProbeSilence", "Call", "Timeout", "Call", "Timeout"], "{order:?}");
     }
 }

@@ -20,6 +20,9 @@ impl Simulation<'_> {
         let now = self.clock.instant(self.now);
         loop {
             let Some(call) = self.calls.get(key) else { return };
+            if let Some(server) = self.scenario.work.server(call.method) {
+                return self.send(key, server as u32, None, Admission::Regular);
+            }
             let client = &mut self.clients[call.client as usize];
             if let Some((server, admission)) = client.trial(now) {
                 return self.send(key, server, None, admission);
@@ -158,7 +161,7 @@ impl Simulation<'_> {
         if ok {
             self.published.answered(attempt.server as usize, self.now, latency);
         }
-        if self.is_counted() {
+        if self.is_counted() && self.scenario.work.server(attempt.method).is_none() {
             self.outcome.answered[attempt.server as usize] += 1;
         }
         self.conclude(attempt.call, ok, false);

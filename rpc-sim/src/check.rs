@@ -56,6 +56,10 @@ pub(crate) fn check(scenario: &Scenario) -> Result<()> {
     within("jitter_ms", scenario.network.jitter_ms, MILLISECONDS)?;
     scenario.servers.iter().try_for_each(group)?;
     work(&scenario.work)?;
+    if let Work::Mix { of } = &scenario.work {
+        let there = |server| server < servers;
+        ensure!(of.iter().all(|method| method.server.is_none_or(there)), "a method names a server that is not there");
+    }
     load(scenario)?;
     influences(scenario, servers)
 }
@@ -79,6 +83,7 @@ fn group(group: &ServerGroup) -> Result<()> {
     within("speed", group.speed, SPEED)?;
     within("cold_speed", group.cold_speed, 1e-3..=1.0)?;
     within("concurrency", group.concurrency.unwrap_or(1.0), CORES)?;
+    within("published_ms", group.published_ms.unwrap_or(1.0), SOME_MILLISECONDS)?;
     within("joins_s", group.joins_s, SECONDS)?;
     within("leaves_s", group.leaves_s.unwrap_or(0.0), SECONDS)?;
     within("cold_s", group.cold_s, SECONDS)

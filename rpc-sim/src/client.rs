@@ -189,6 +189,18 @@ impl View for ClientView<'_> {
         self.usable.len()
     }
 
+    fn id(&self, index: usize) -> NodeId {
+        NodeId(u64::from(self.usable[index]))
+    }
+
+    fn in_flight(&self, index: usize) -> u32 {
+        self.nodes[self.usable[index] as usize].in_flight
+    }
+
+    fn reports(&self, _index: usize) -> bool {
+        self.reports
+    }
+
     fn node(&self, index: usize) -> NodeView {
         let server = self.usable[index];
         let node = &self.nodes[server as usize];

@@ -1,10 +1,10 @@
 //! The command `rpc-sim`.
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::{Parser, ValueEnum};
 use rpc_client::balance::POLICIES;
 use rpc_sim::policies::{ANCHORS, PolicyName};
@@ -112,9 +112,13 @@ fn scenarios(args: &Args) -> Result<Vec<Scenario>> {
         return Ok(standard);
     }
     ensure!(!args.scenario.is_empty(), "name a --scenario, or --all; --list shows what there is");
-    let find = |name: &String| match standard.iter().find(|s| s.name == *name) {
-        Some(scenario) => Ok(scenario.clone()),
-        None => Scenario::read(&PathBuf::from(name)).context("neither a standard scenario nor a readable file"),
+    let find = |name: &String| {
+        if let Some(scenario) = standard.iter().find(|s| s.name == *name) {
+            return Ok(scenario.clone());
+        }
+        let path = Path::new(name);
+        ensure!(path.exists(), "no scenario and no file `{name}`; --list shows the standard scenarios");
+        Scenario::read(path)
     };
     args.scenario.iter().map(find).collect()
 }

@@ -83,6 +83,7 @@ fn fastest(options: &str) -> Option<Box<dyn Policy>> {
             "queue" => settings.queue = value,
             "bound" => settings.bound = value,
             "refusals" => settings.refusals = value,
+            "noise" => settings.noise = value,
             "tie" => settings.tie = value,
             "fade" => settings.fade = value,
             _ => return None,

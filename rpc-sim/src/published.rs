@@ -31,9 +31,13 @@ struct Entry {
 }
 
 impl Published {
-    /// All unknown.
-    pub fn new(servers: usize) -> Self {
-        Self { entries: vec![Entry::default(); servers] }
+    /// As it is at the start: microseconds for each server, or unknown.
+    pub fn new(servers: impl Iterator<Item = Option<u64>>) -> Self {
+        let entry = |us: Option<u64>| match us {
+            Some(us) => Entry { value_us: us, before_us: us, written_at: Some(0), samples: Vec::new() },
+            None => Entry::default(),
+        };
+        Self { entries: servers.map(entry).collect() }
     }
 
     /// What a client reads; 0 is unknown.
@@ -77,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_value_is_written_once_a_second_seen_a_little_later_and_expires() {
-        let mut published = Published::new(1);
+        let mut published = Published::new([None].into_iter());
         assert_eq!(published.read(0, 0), 0);
         published.answered(0, 0, 20 * MILLISECOND);
         assert_eq!(published.read(0, VISIBLE_AFTER - 1), 0);
@@ -87,5 +91,6 @@ mod tests {
         published.answered(0, SECOND, 80 * MILLISECOND);
         assert_eq!(published.read(0, SECOND + VISIBLE_AFTER), 90_000);
         assert_eq!(published.read(0, 7 * SECOND), 0, "nobody wrote it for 5 s");
+        assert_eq!(Published::new([Some(7)].into_iter()).read(0, 0), 7, "what is known at the start is seen at once");
     }
 }

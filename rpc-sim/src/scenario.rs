@@ -113,6 +113,8 @@ pub struct ServerGroup {
     pub discipline: Discipline,
     /// The hint that its load meter gets; half of the cores by default.
     pub concurrency: Option<f64>,
+    /// What the registry says at the start that it answers in; nothing by default.
+    pub published_ms: Option<f64>,
     /// Weight in the registry.
     #[serde(default = "hundred")]
     pub weight: u32,

@@ -120,7 +120,9 @@ impl<'a> Simulation<'a> {
             now: 0,
             agenda: Agenda::default(),
             clients: Vec::new(),
-            published: Published::new(servers.len()),
+            published: Published::new(
+                changes::servers(scenario).map(|group| group.published_ms.map(|ms| (ms * 1e3).ceil() as u64)),
+            ),
             calls: Slab::new(),
             attempts: Slab::new(),
             probes: Slab::new(),
@@ -262,7 +264,7 @@ impl<'a> Simulation<'a> {
     /// The call is over.
     pub(crate) fn conclude(&mut self, call: Key, ok: bool, timed_out: bool) {
         let Some(ended) = self.calls.take(call) else { return };
-        if ended.began < self.warmup {
+        if ended.began < self.warmup || self.scenario.work.server(ended.method).is_some() {
             return;
         }
         self.outcome.calls += 1;

@@ -47,6 +47,9 @@ pub struct Method {
     pub share: f64,
     /// Its work.
     pub work: Work,
+    /// Its requests go to this server (an index over all groups), as if they had a key that
+    /// belongs there. They are not counted in the results.
+    pub server: Option<usize>,
 }
 
 impl Work {
@@ -61,6 +64,12 @@ impl Work {
         });
         let method = drawn.unwrap_or(of.len().saturating_sub(1));
         (method, of.get(method).map_or(0.0, |m| m.work.draw(random)))
+    }
+
+    /// The server that requests of this method go to, whatever the policy says.
+    pub fn server(&self, method: usize) -> Option<usize> {
+        let Self::Mix { of } = self else { return None };
+        of.get(method)?.server
     }
 
     fn draw(&self, random: &mut Random) -> f64 {
@@ -125,8 +134,8 @@ mod tests {
     fn draws_have_the_stated_mean() {
         let mix = Work::Mix {
             of: vec![
-                Method { share: 19.0, work: Work::Constant { ms: 5.0 } },
-                Method { share: 1.0, work: Work::Constant { ms: 200.0 } },
+                Method { share: 19.0, work: Work::Constant { ms: 5.0 }, server: None },
+                Method { share: 1.0, work: Work::Constant { ms: 200.0 }, server: None },
             ],
         };
         assert!((mix.mean_ms() - 14.75).abs() < 1e-9);

@@ -1,7 +1,5 @@
 //! C3's score (Suresh et al., NSDI 2015) from replies alone, without its rate control.
 
-use std::collections::HashMap;
-
 use rpc_client::balance::{Event, NodeId, Pick, Policy, View};
 
 /// Weight of a new sample in every average (as in Elasticsearch's adaptive replica selection).
@@ -13,7 +11,8 @@ const GAIN: f64 = 0.3;
 #[derive(Clone, Debug)]
 pub struct Cubic {
     clients: f64,
-    nodes: HashMap<NodeId, Averages>,
+    /// By the number of the node, which is small here.
+    nodes: Vec<Option<Averages>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +25,7 @@ struct Averages {
 impl Cubic {
     /// For one of so many clients.
     pub fn new(clients: usize) -> Self {
-        Self { clients: clients as f64, nodes: HashMap::new() }
+        Self { clients: clients as f64, nodes: Vec::new() }
     }
 }
 
@@ -34,7 +33,7 @@ impl Policy for Cubic {
     fn pick(&mut self, view: &dyn View, pick: &Pick<'_>) -> Option<usize> {
         let score = |index: usize| {
             let node = view.node(index);
-            let known = self.nodes.get(&node.id).map(|a| {
+            let known = self.nodes.get(place(node.id)).copied().flatten().map(|a| {
                 let queue = 1.0 + f64::from(node.in_flight) * self.clients + a.queue;
                 a.response_us - a.service_us + queue.powi(3) * a.service_us
             });
@@ -53,7 +52,11 @@ impl Policy for Cubic {
             service_us: report.service_us,
             queue: f64::from(report.in_flight),
         };
-        let average = self.nodes.entry(*node).or_insert(sample);
+        let place = place(*node);
+        if place >= self.nodes.len() {
+            self.nodes.resize(place + 1, None);
+        }
+        let average = self.nodes[place].get_or_insert(sample);
         average.response_us += GAIN * (sample.response_us - average.response_us);
         average.service_us += GAIN * (sample.service_us - average.service_us);
         average.queue += GAIN * (sample.queue - average.queue);
@@ -62,4 +65,8 @@ impl Policy for Cubic {
     fn observes(&self) -> bool {
         true
     }
+}
+
+fn place(node: NodeId) -> usize {
+    node.0 as usize
 }

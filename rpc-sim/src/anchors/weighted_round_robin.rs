@@ -1,6 +1,5 @@
 //! Round robin by the speed that each node reports (after gRFC A58).
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use rpc_client::balance::{Event, NodeId, Pick, Policy, View};
@@ -16,7 +15,8 @@ const SPREAD: f64 = 10.0;
 /// over the replies of the last period. A node without a weight has the mean one.
 #[derive(Clone, Debug, Default)]
 pub struct WeightedRoundRobin {
-    nodes: HashMap<NodeId, Turn>,
+    /// By the number of the node, which is small here.
+    nodes: Vec<Turn>,
     mean_weight: f64,
     now_turn: f64,
     weighed_at: Option<Instant>,
@@ -40,14 +40,22 @@ impl WeightedRoundRobin {
         if first {
             return;
         }
-        for turn in self.nodes.values_mut().filter(|turn| turn.answers > 0.0) {
+        for turn in self.nodes.iter_mut().filter(|turn| turn.answers > 0.0) {
             turn.weight = Some(turn.capacity / turn.answers);
             (turn.answers, turn.capacity) = (0.0, 0.0);
         }
-        let weights: Vec<f64> = self.nodes.values().filter_map(|turn| turn.weight).collect();
+        let weights: Vec<f64> = self.nodes.iter().filter_map(|turn| turn.weight).collect();
         if !weights.is_empty() {
             self.mean_weight = weights.iter().sum::<f64>() / weights.len() as f64;
         }
+    }
+
+    fn turn(&mut self, node: NodeId) -> &mut Turn {
+        let place = node.0 as usize;
+        if place >= self.nodes.len() {
+            self.nodes.resize(place + 1, Turn::default());
+        }
+        &mut self.nodes[place]
     }
 
     fn weight(&self, turn: &Turn) -> f64 {
@@ -62,25 +70,25 @@ impl Policy for WeightedRoundRobin {
         let mut random = pick.random();
         let mut best: Option<(usize, NodeId, f64)> = None;
         for index in 0..view.len() {
-            let id = view.node(index).id;
-            let turn = self.nodes.get(&id).copied().unwrap_or_default();
+            let id = view.id(index);
+            let turn = *self.turn(id);
             // A node that joins, or all at the start, begin somewhere within one round.
             let next = if turn.next == 0.0 { self.now_turn + random.unit() / self.weight(&turn) } else { turn.next };
-            self.nodes.entry(id).or_default().next = next;
+            self.turn(id).next = next;
             if !pick.is_excluded(id) && best.is_none_or(|(_, _, soonest)| next < soonest) {
                 best = Some((index, id, next));
             }
         }
         let (index, id, next) = best?;
         self.now_turn = self.now_turn.max(next);
-        let weight = self.weight(&self.nodes[&id]);
-        self.nodes.entry(id).or_default().next = self.now_turn + 1.0 / weight;
+        let turn = *self.turn(id);
+        self.turn(id).next = self.now_turn + 1.0 / self.weight(&turn);
         Some(index)
     }
 
     fn observe(&mut self, event: &Event<'_>) {
         let Event::Reply { node, ok: true, report: Some(report), .. } = event else { return };
-        let turn = self.nodes.entry(*node).or_default();
+        let turn = self.turn(*node);
         turn.answers += 1.0;
         turn.capacity += report.concurrency / report.service_us.max(1.0);
     }
