@@ -4,6 +4,9 @@
 //! concurrency limit is 8, or finds itself. Calls arrive by chance, at 90 % of capacity and then at
 //! 300 %, whether earlier ones have ended or not; a call has one second, in which the client comes
 //! back after refusals as it was told.
+//!
+//! What the service really does is measured first, by 8 callers without a server. With the runtime's own
+//! timer (`--runtime-timer`), which counts in whole milliseconds, 10 ms take 11, and it does less.
 
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
@@ -43,6 +46,58 @@ struct Args {
     /// Decides when calls arrive.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Hold the permits by the runtime's timer, and compare with what the service then does.
+    #[arg(long)]
+    runtime_timer: bool,
+}
+
+/// What is called: permits, each held for the same time.
+#[derive(Clone)]
+struct Service {
+    permits: Arc<Semaphore>,
+    runtime_timer: bool,
+}
+
+impl Service {
+    fn new(args: &Args) -> Self {
+        Self { permits: Arc::new(Semaphore::new(PERMITS)), runtime_timer: args.runtime_timer }
+    }
+
+    async fn work(self) -> Result<(), RpcError> {
+        let permit = self.permits.acquire_owned().await.map_err(|e| RpcError::internal(e.to_string()))?;
+        if self.runtime_timer {
+            tokio::time::sleep(HELD).await;
+            drop(permit);
+            return Ok(());
+        }
+        let slept = tokio::task::spawn_blocking(move || {
+            std::thread::sleep(HELD);
+            drop(permit);
+        });
+        slept.await.map_err(|e| RpcError::internal(e.to_string()))
+    }
+
+    /// Calls a second that it does for as many callers as it has permits, each with the next call at once.
+    async fn measure(self, seconds: f64) -> Result<f64, Box<dyn std::error::Error>> {
+        let mut callers = JoinSet::new();
+        let begun = Instant::now();
+        for _ in 0..PERMITS {
+            let service = self.clone();
+            callers.spawn(async move {
+                let mut done = 0.0;
+                while begun.elapsed().as_secs_f64() < seconds {
+                    service.clone().work().await?;
+                    done += 1.0;
+                }
+                Ok::<f64, RpcError>(done)
+            });
+        }
+        let mut done = 0.0;
+        while let Some(caller) = callers.join_next().await {
+            done += caller??;
+        }
+        Ok(done / begun.elapsed().as_secs_f64())
+    }
 }
 
 struct Outcome {
@@ -58,18 +113,23 @@ struct Outcome {
 #[expect(clippy::print_stdout, reason = "the report")]
 fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     let args = Args::parse();
-    println!("seed {}; capacity {CAPACITY}/s; every rate per second, every time in ms", args.seed);
+    let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let measured = runtime()?.block_on(Service::new(&args).measure(args.warmup))?;
+    let capacity = if args.runtime_timer { measured } else { CAPACITY };
+    println!(
+        "seed {}; capacity {capacity:.0}/s, of the service alone {measured:.0}/s; rates per second, times in ms",
+        args.seed
+    );
     println!("limit     offered  answered  refused  failed  p50 admitted  p99 admitted  p99 whole call");
     let mut kept = true;
     let fixed = ConcurrencyLimit::Fixed(NonZeroUsize::new(PERMITS).ok_or("permits")?);
     for (name, limit) in [("fixed", fixed), ("adaptive", ConcurrencyLimit::Adaptive)] {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-        let (usual, overload) = runtime.block_on(run(&args, limit))?;
+        let (usual, overload) = runtime()?.block_on(run(&args, limit, capacity))?;
         for (share, outcome) in [(USUAL, &usual), (OVERLOAD, &overload)] {
             let ms = |recorder: &LatencyRecorder, quantile| recorder.quantile_us(quantile) as f64 / 1e3;
             println!(
                 "{name:<8} {:>8.0} {:>9.0} {:>8.0} {:>7.0} {:>13.1} {:>13.1} {:>15.1}",
-                share * CAPACITY,
+                share * capacity,
                 outcome.answered,
                 outcome.refused,
                 outcome.failed,
@@ -78,7 +138,7 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
                 ms(&outcome.whole, 0.99),
             );
         }
-        let goodput = overload.answered / CAPACITY;
+        let goodput = overload.answered / capacity;
         let ratio = overload.admitted.quantile_us(0.99) as f64 / usual.admitted.quantile_us(0.99) as f64;
         let verdict = goodput >= GOODPUT_MIN && ratio <= P99_MAX;
         kept &= verdict;
@@ -88,33 +148,26 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     Ok(if kept { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-async fn run(args: &Args, limit: ConcurrencyLimit) -> Result<(Outcome, Outcome), Box<dyn std::error::Error>> {
-    let permits = Arc::new(Semaphore::new(PERMITS));
+async fn run(
+    args: &Args,
+    limit: ConcurrencyLimit,
+    capacity: f64,
+) -> Result<(Outcome, Outcome), Box<dyn std::error::Error>> {
+    let service = Service::new(args);
     let server = Server::builder()
         .config(ServerConfig { concurrency: limit, ..ServerConfig::default() })
-        .method("work", move |(): ()| {
-            let permits = permits.clone();
-            async move {
-                let permit = permits.acquire_owned().await.map_err(|e| RpcError::internal(e.to_string()))?;
-                // The runtime's own timer counts in whole milliseconds: a tenth of this.
-                let slept = tokio::task::spawn_blocking(move || {
-                    std::thread::sleep(HELD);
-                    drop(permit);
-                });
-                slept.await.map_err(|e| RpcError::internal(e.to_string()))
-            }
-        })
+        .method("work", move |(): ()| service.clone().work())
         .bind("127.0.0.1:0")
         .await?;
     let config = ClientConfig { connections_per_node: 4, ..ClientConfig::default() };
     let client = Client::builder().config(config).connect(&format!("static:{}", server.local_addr())).await?;
     tokio::spawn(server.serve(std::future::pending()));
     client.ready(CALL_TIMEOUT).await;
-    offer(&client, USUAL * CAPACITY, args.warmup, args.seed).await?;
-    let usual = offer(&client, USUAL * CAPACITY, args.seconds, args.seed + 1).await?;
+    offer(&client, USUAL * capacity, args.warmup, args.seed).await?;
+    let usual = offer(&client, USUAL * capacity, args.seconds, args.seed + 1).await?;
     // The first second shows the change; what is judged is what lasts.
-    offer(&client, OVERLOAD * CAPACITY, args.warmup, args.seed + 2).await?;
-    let overload = offer(&client, OVERLOAD * CAPACITY, args.seconds, args.seed + 3).await?;
+    offer(&client, OVERLOAD * capacity, args.warmup, args.seed + 2).await?;
+    let overload = offer(&client, OVERLOAD * capacity, args.seconds, args.seed + 3).await?;
     Ok((usual, overload))
 }
 

@@ -22,6 +22,7 @@
 mod access;
 mod admission;
 mod computing;
+mod config;
 mod connection;
 mod context;
 mod discover;
@@ -39,6 +40,7 @@ mod turn_away;
 
 pub use access::Access;
 pub use admission::ConcurrencyLimit;
+pub use config::ServerConfig;
 pub use context::Context;
 pub use handler::Method;
 pub use rpc_core::protocol::code;
@@ -46,4 +48,4 @@ pub use rpc_core::secret::Secret;
 #[cfg(feature = "tls")]
 pub use rpc_core::tls::{ServerTls, ServerTlsFiles};
 pub use rpc_core::{Deadline, Error, ErrorKind, RpcError, registry};
-pub use server::{Server, ServerBuilder, ServerConfig, ServerUsage};
+pub use server::{Server, ServerBuilder, ServerUsage};

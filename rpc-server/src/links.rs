@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 
 use crate::access::AUTHENTICATE_WITHIN;
 use crate::admission::Admission;
+use crate::config::ServerConfig;
 
 /// How often connections are looked at: the resolution of every time below.
 pub(crate) const SWEEP: Duration = Duration::from_secs(1);
@@ -25,13 +26,6 @@ const EXPIRE_CROWDED: Duration = Duration::from_millis(100);
 const PING_AFTER: u32 = 30;
 /// Silence after an unanswered ping until the next sign is asked for, and then the end.
 const PING_WAIT: u32 = 5;
-/// Silence after which a peer that cannot be pinged is let go, if nothing waits for an answer.
-const PLAIN_IDLE: u32 = 600;
-/// A message that has begun has to be complete within so many sweeps: a peer that sends it byte by
-/// byte holds memory and a connection for nothing. 4 MiB in this time are 1.1 Mbit/s.
-const MESSAGE_WITHIN: u32 = 30;
-/// A peer that takes none of its answers for so many sweeps is let go.
-const TAKE_WITHIN: u32 = 30;
 /// Silence after which buffers are given back.
 const RELEASE_AFTER: u32 = 2;
 
@@ -90,9 +84,19 @@ impl Link {
     }
 }
 
+/// Times after which connections are closed, in sweeps.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    message: u32,
+    unread: u32,
+    idle: u32,
+}
+
 /// The connections of one server.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Links {
+    patience: Patience,
+    refused: AtomicU64,
     links: Mutex<HashMap<u64, Watched>>,
     next: AtomicU64,
     changed: Notify,
@@ -141,6 +145,32 @@ impl Drop for LinkGuard {
 }
 
 impl Links {
+    pub(crate) fn new(config: &ServerConfig) -> Self {
+        let sweeps = |time: Duration| (time.as_secs_f64() / SWEEP.as_secs_f64()).ceil().max(1.0) as u32;
+        let patience = Patience {
+            message: sweeps(config.message_timeout),
+            unread: sweeps(config.unread_timeout),
+            idle: sweeps(config.idle_timeout),
+        };
+        Self {
+            patience,
+            refused: AtomicU64::default(),
+            links: Mutex::default(),
+            next: AtomicU64::default(),
+            changed: Notify::default(),
+        }
+    }
+
+    /// A connection was turned away.
+    pub(crate) fn refuse(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many were.
+    pub(crate) fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn add(self: &Arc<Self>) -> LinkGuard {
         let key = self.next.fetch_add(1, Ordering::Relaxed);
         let link = Arc::new(Link::default());
@@ -179,12 +209,13 @@ impl Links {
     }
 
     fn sweep(&self) {
+        let patience = self.patience;
         for (key, watched) in self.links.lock().iter_mut() {
             let Watched { link, silent, strange, incomplete, unsent } = watched;
             *silent = if link.active.swap(false, Ordering::Relaxed) { 0 } else { *silent + 1 };
             // Spread over 20 %, so that connections opened together are not pinged together.
             let jitter = (*key % 7) as u32;
-            let mut signals = due(*silent, jitter, link.greeted.load(Ordering::Relaxed));
+            let mut signals = due(*silent, jitter, link.greeted.load(Ordering::Relaxed), patience.idle);
             if link.busy.load(Ordering::Relaxed) {
                 signals |= signal::EXPIRE;
                 if !link.greeted.load(Ordering::Relaxed) {
@@ -196,10 +227,10 @@ impl Links {
                 // One more, since the first sweep may come at once.
                 signals |= if *strange > AUTHENTICATE_WITHIN { signal::CLOSE } else { 0 };
             }
-            if incomplete.look(&link.incomplete) >= MESSAGE_WITHIN {
+            if incomplete.look(&link.incomplete) >= patience.message {
                 signals |= signal::SLOW;
             }
-            if unsent.look(&link.unsent) >= TAKE_WITHIN {
+            if unsent.look(&link.unsent) >= patience.unread {
                 signals |= signal::UNREAD;
             }
             link.tell(signals);
@@ -227,14 +258,14 @@ impl Links {
     }
 }
 
-/// What to do after `silent` sweeps without a byte.
-fn due(silent: u32, jitter: u32, greeted: bool) -> u8 {
+/// What to do after `silent` sweeps without a byte; `idle` is the patience with one that cannot be pinged.
+fn due(silent: u32, jitter: u32, greeted: bool, idle: u32) -> u8 {
     let first = PING_AFTER - 3 + jitter;
     match silent {
         RELEASE_AFTER => signal::RELEASE,
         s if greeted && (s == first || s == first + PING_WAIT) => signal::PING,
         s if greeted && s >= first + 2 * PING_WAIT => signal::CLOSE,
-        s if !greeted && s >= PLAIN_IDLE => signal::CLOSE,
+        s if !greeted && s >= idle => signal::CLOSE,
         _ => 0,
     }
 }
@@ -247,7 +278,7 @@ mod tests {
     fn a_silent_peer_is_pinged_twice_and_let_go_after_ten_seconds_more() {
         for jitter in 0..7 {
             let told: Vec<(u32, u8)> =
-                (1..50).map(|s| (s, due(s, jitter, true))).filter(|(_, signals)| *signals != 0).take(4).collect();
+                (1..50).map(|s| (s, due(s, jitter, true, 600))).filter(|(_, signals)| *signals != 0).take(4).collect();
             let first = 27 + jitter;
             assert_eq!(
                 told,
@@ -258,7 +289,7 @@ mod tests {
 
     #[test]
     fn a_plain_peer_is_never_pinged() {
-        assert!((1..600).all(|s| due(s, 0, false) & (signal::PING | signal::CLOSE) == 0));
-        assert_eq!(due(600, 0, false), signal::CLOSE);
+        assert!((1..600).all(|s| due(s, 0, false, 600) & (signal::PING | signal::CLOSE) == 0));
+        assert_eq!(due(600, 0, false, 600), signal::CLOSE);
     }
 }

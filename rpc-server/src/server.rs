@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rpc_core::load::{CONCURRENCY_PER_PERMIT, method_hash};
-use rpc_core::protocol::{self, MESSAGE_BYTES_CEILING, MESSAGE_BYTES_MAX, code};
+use rpc_core::protocol::{self, MESSAGE_BYTES_CEILING, code};
 use rpc_core::registry::{Registration, RegistrationStatus, Registry, RegistryUrl, Target};
 use rpc_core::reloaded::LOOK_EVERY;
 use rpc_core::wire::{LoadText, Request};
@@ -18,6 +18,7 @@ use tokio::task::JoinSet;
 
 use crate::access::{Access, Caller};
 use crate::admission::{Admission, ConcurrencyLimit};
+use crate::config::ServerConfig;
 use crate::connection::Connection;
 use crate::context::Call;
 use crate::discover;
@@ -36,51 +37,6 @@ const GOAWAY_AGAIN: Duration = Duration::from_secs(1);
 
 /// Pause after a failed `accept`, such as too many open files: it will not get better at once.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-
-/// Limits and times of a server.
-#[derive(Clone, Debug)]
-pub struct ServerConfig {
-    /// Longest message accepted or sent, in bytes. Default: 4 MiB; at most 16 MiB - 1.
-    pub message_bytes_max: usize,
-    /// How long calls may go on after the server was told to stop. Default: 15 s.
-    pub drain_timeout: Duration,
-    /// Connections beyond this are told so (an `overloaded` error with the id `null`) and closed: a
-    /// connection left unaccepted would have its peer wait for nothing. Default: 65 536.
-    pub connections_max: usize,
-    /// How many calls run at once; further ones wait, and then are refused with `overloaded`.
-    /// Default: as many as arrive.
-    pub concurrency: ConcurrencyLimit,
-    /// Calls that wait, in arrival order, when as many run as may. When they are so many, those go
-    /// whose time is over; then the newest is refused. Default: as many as may run, which makes an
-    /// admitted call wait about as long as one call takes.
-    pub queue_max: Option<usize>,
-    /// Requests that the server can work on at once: the concurrency hint of its load reports.
-    /// Default: the fixed limit of `concurrency`, or else the number of cores, which is right for
-    /// handlers that compute. Set it to the permits of the pool, or the like, that handlers wait
-    /// for. Too low only spreads calls more evenly than needed; too high hides queues.
-    pub permits: Option<usize>,
-    /// Who may call what. Default: everybody everything.
-    pub access: Option<Access>,
-    /// Connections are encrypted, and others refused. Default: not.
-    #[cfg(feature = "tls")]
-    pub tls: Option<rpc_core::tls::ServerTls>,
-}
-
-impl Default for ServerConfig {
-    fn default() -> Self {
-        Self {
-            message_bytes_max: MESSAGE_BYTES_MAX,
-            drain_timeout: Duration::from_secs(15),
-            connections_max: 65_536,
-            concurrency: ConcurrencyLimit::Unlimited,
-            queue_max: None,
-            permits: None,
-            access: None,
-            #[cfg(feature = "tls")]
-            tls: None,
-        }
-    }
-}
 
 /// Composes a [`Server`].
 #[derive(Default)]
@@ -200,7 +156,7 @@ impl ServerBuilder {
         };
         warn_if_open(bound, &shared.config);
         let registration = registry.as_ref().map(|registry| registry.register(advertised, record));
-        let links = Arc::default();
+        let links = Arc::new(Links::new(&shared.config));
         Ok(Server { listener, bound, advertised, registry, registration, links, shared: Arc::new(shared) })
     }
 }
@@ -224,6 +180,10 @@ pub struct ServerUsage {
     /// Calls in progress: those whose handlers have begun and not answered, and those that wait for
     /// their turn.
     pub calls: usize,
+    /// Connections that were turned away so far, since there were as many as there may be.
+    pub connections_refused: u64,
+    /// Calls that were refused so far, since there was no room for them to wait.
+    pub calls_refused: u64,
 }
 
 /// What all connections of a server share.
@@ -266,8 +226,13 @@ impl Server {
 
     /// Tells, now and while the server serves, what it holds: for metrics, and to find leaks.
     pub fn usage(&self) -> impl Fn() -> ServerUsage + Send + Sync + 'static {
-        let (links, load) = (self.links.clone(), self.shared.load.clone());
-        move || ServerUsage { connections: links.len(), calls: load.in_flight() as usize }
+        let (links, load, admission) = (self.links.clone(), self.shared.load.clone(), self.shared.admission.clone());
+        move || ServerUsage {
+            connections: links.len(),
+            calls: load.in_flight() as usize,
+            connections_refused: links.refused(),
+            calls_refused: admission.as_ref().map_or(0, |admission| admission.refused()),
+        }
     }
 
     /// Serves until `shutdown` is ready, then drains: tells the registry and the clients, answers
@@ -350,6 +315,7 @@ impl Shared {
     ) {
         let max = self.config.connections_max;
         if links.len() >= max {
+            links.refuse();
             tracing::warn!(%peer, "connection limit reached; closed");
             // Without a handshake, which is more work than it is worth, it could not read a word.
             #[cfg(feature = "tls")]

@@ -21,6 +21,7 @@ mod registry;
 mod reliability;
 mod security;
 mod security_commands;
+mod slow_peers;
 mod targets;
 mod tidy;
 mod wire;

@@ -28,6 +28,7 @@ pub(super) struct Gate<T> {
     /// No deadline in the queue is earlier. It may be the deadline of one that has left.
     earliest: Option<Deadline>,
     come_back: ComeBack,
+    refused: u64,
 }
 
 #[derive(Debug)]
@@ -77,6 +78,7 @@ impl<T> Gate<T> {
             next: 0,
             earliest: None,
             come_back: ComeBack::default(),
+            refused: 0,
         }
     }
 
@@ -102,6 +104,7 @@ impl<T> Gate<T> {
         }
         let queued = self.queue.len();
         if queued >= self.queue_max.unwrap_or(limit) {
+            self.refused += 1;
             let retry_after = self.come_back.after(now, limit, queued);
             return Entered::Refuse(Refusal { running: self.running, queued, retry_after });
         }
@@ -131,6 +134,11 @@ impl<T> Gate<T> {
     /// Whether calls wait.
     pub(super) fn is_crowded(&self) -> bool {
         !self.queue.is_empty()
+    }
+
+    /// Calls that found no room so far.
+    pub(super) fn refused(&self) -> u64 {
+        self.refused
     }
 
     fn admit(&mut self, now: Instant, limit: usize, decided: &mut Decided<T>) {

@@ -101,6 +101,11 @@ impl Admission {
         self.0.lock().is_crowded()
     }
 
+    /// Calls that were refused so far.
+    pub(crate) fn refused(&self) -> u64 {
+        self.0.lock().refused()
+    }
+
     fn enter(self: &Arc<Self>, now: Instant, deadline: Option<Deadline>) -> Result<Place, RpcError> {
         let mut turn = None;
         let make = || turn.insert(Arc::new(Turn::default())).clone();

@@ -56,7 +56,7 @@ async fn writes(method: &str, text: &str, batch: u64, rounds: usize) -> usize {
         .unwrap();
     let (mut near, far) = duplex(LIMIT);
     let count = Arc::<AtomicUsize>::default();
-    let links = Arc::new(Links::default());
+    let links = Arc::new(Links::new(&server.shared.config));
     let far = Counting(far, count.clone());
     let connection = Connection::new(far, server.local_addr(), &[], server.shared.clone(), links.add());
     let serving = tokio::spawn(connection);
@@ -123,7 +123,7 @@ async fn watched(room: usize) -> Watched {
         .await
         .unwrap();
     let (near, far) = duplex(room);
-    let links = Arc::new(Links::default());
+    let links = Arc::new(Links::new(&server.shared.config));
     let mut connection = Connection::new(far, server.local_addr(), &[], server.shared.clone(), links.add());
     tokio::spawn(async move { links.sweep_for_ever(None).await });
     let serving = tokio::spawn(async move { poll_fn(|cx| connection.advance(cx)).await.err() });

@@ -339,7 +339,8 @@ impl Stage {
             }
             for (n, server) in self.servers.iter().enumerate().filter(|(n, _)| !gone.contains(n)) {
                 let usage = server.usage().await;
-                if usage != Some(ServerUsage { connections: CONNECTIONS.iter().sum(), calls: 0 }) {
+                let held = usage.map(|usage| (usage.connections, usage.calls));
+                if held != Some((CONNECTIONS.iter().sum(), 0)) {
                     left.push(format!("server {n} holds {usage:?}"));
                 }
             }
