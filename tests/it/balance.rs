@@ -172,7 +172,9 @@ async fn a_node_that_gets_the_long_calls_keeps_its_share_of_the_others() {
     long.more(3).await;
     let shares = shares(&client, 4, 1200).await;
     long.stop().await;
-    assert!((540..=660).contains(&shares[&1]), "{shares:?}");
+    // The simulator has the share to a few percent (`rpc-sim/tests/fastest.rs`). A busy machine makes one of
+    // two nodes look slower for a while; by response times the first node would get a fifth.
+    assert!((420..=780).contains(&shares[&1]), "{shares:?}");
 }
 
 /// What an entry was, each time the list changed.
