@@ -40,6 +40,17 @@ pub enum GreetError {
     NoNode(String),
 }
 
+/// The certificate that a node shows, in DER; none if it shows none that this configuration believes.
+#[cfg(feature = "tls")]
+pub async fn certificate(addr: SocketAddr, config: &ClientConfig) -> Option<Vec<u8>> {
+    let tls = config.tls.as_ref()?;
+    let shown = async {
+        let stream = rpc_core::net::dial(addr, config.connect_timeout).await.ok()?;
+        tls.connect(stream, addr).await.ok()?.peer_certificate().map(<[u8]>::to_vec)
+    };
+    tokio::time::timeout(config.connect_timeout * 2, shown).await.ok()?
+}
+
 /// Connects with an address and says hello, as a client of this configuration would, to whichever
 /// incarnation is there. The connection is closed again.
 ///

@@ -44,6 +44,8 @@ mod write_back;
 
 pub use client::{Client, ClientBuilder};
 pub use decisions::{DecisionRecord, Filter, Reason, Removed};
+#[cfg(feature = "tls")]
+pub use greet::certificate;
 pub use greet::{GreetError, Greeting, greet};
 pub use options::{CallOptions, ClientConfig};
 pub use reply::Reply;

@@ -1,8 +1,10 @@
 //! `rpc-client doctor`, on real processes with real trouble.
 
 use std::net::SocketAddr;
+use std::time::{Duration, SystemTime};
 
 use rpc_core::NodeRecord;
+use rpc_tests::certificates::Authority;
 use rpc_tests::cluster::{any_port, dead_address};
 use rpc_tests::process::SOON;
 use rpc_tests::zk::{SESSION, ZooKeeper};
@@ -135,6 +137,61 @@ async fn each_listed_node_is_compared_with_what_answers_there() {
     let down = found(&findings, "registry", "zk://");
     assert!(down["fact"].as_str().unwrap().contains("no list of nodes"), "{down}");
     assert!(down["mend"].as_str().unwrap().contains("echo srvr | nc 127.0.0.1"), "{down}");
+}
+
+#[expect(clippy::disallowed_methods, reason = "certificates end by the wall clock")]
+fn today() -> SystemTime {
+    SystemTime::now()
+}
+
+#[tokio::test]
+async fn certificates_that_end_or_are_not_believed_are_told_with_what_mends_it() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let days = |days: u64| Some(today() + Duration::from_secs(days * 86_400 + 3_600));
+    let long_ago = Some(today() - Duration::from_secs(3 * 86_400 + 3_600));
+    let ca = authority.file();
+    for (issued, check, level, fact, mend) in [
+        (authority.issue("valid", &["127.0.0.1"]), "expiry", "ok", "is valid for", None),
+        (
+            authority.issue_until("ending", &["127.0.0.1"], days(5)),
+            "expiry",
+            "warning",
+            "in 5 days",
+            Some("no restart"),
+        ),
+        (
+            authority.issue_until("expired", &["127.0.0.1"], long_ago),
+            "certificate",
+            "problem",
+            "expired",
+            Some("--tls-cert"),
+        ),
+        (
+            authority.issue("misnamed", &["a.test"]),
+            "certificate",
+            "problem",
+            "but for a.test",
+            Some("--tls-name a.test"),
+        ),
+        (other.issue("node", &["127.0.0.1"]), "certificate", "problem", "by none of", Some("--tls-ca")),
+    ] {
+        let (_dir, url) = registry();
+        let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();
+        let (cert, key) = (path(&issued.cert), path(&issued.key));
+        let (_server, addr) = serve(&["--tls-cert", &cert, "--tls-key", &key], &url).await;
+        let ca = path(&ca);
+        let arguments =
+            ["doctor", "--registry", &url, "--format", "json", "--tls-ca", &ca, "--tls-cert", &cert, "--tls-key", &key];
+        let ran = client(&arguments).await.ended_with(i32::from(level == "problem")).json();
+        let findings = ran["findings"].as_array().unwrap();
+        let finding = found(findings, check, &addr);
+        assert_eq!(finding["level"], level, "{finding}");
+        assert!(finding["fact"].as_str().unwrap().contains(fact), "{finding}");
+        assert_eq!(finding["mend"].is_string(), mend.is_some(), "{finding}");
+        assert!(mend.is_none_or(|mend| finding["mend"].as_str().unwrap().contains(mend)), "{finding}");
+        assert_eq!(found(findings, "expiry", "--tls-ca")["level"], "ok");
+        found(findings, "expiry", "--tls-cert");
+    }
 }
 
 #[tokio::test]

@@ -40,6 +40,7 @@ const CONTAINED: &[(&str, &[&str])] = &[
     ("sha2", &["rpc-server/src/access.rs"]),
     ("subtle", &["rpc-server/src/access.rs"]),
     ("TcpStream", &["rpc-core/src/net.rs"]),
+    ("x509_parser", &["rpc-client/src/bin/rpc-client/doctor/certificates.rs"]),
     ("clap", BINARIES),
     ("clap_complete", BINARIES),
     ("anyhow", BINARIES),

@@ -1,6 +1,7 @@
 //! Certificates made for a test.
 
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
@@ -50,8 +51,20 @@ impl Authority {
     /// # Panics
     /// When a name is none.
     pub fn issue(&self, file: &str, names: &[&str]) -> Issued {
+        self.issue_until(file, names, None)
+    }
+
+    /// The same for a certificate that ends at this time.
+    ///
+    /// # Panics
+    /// When a name is none.
+    pub fn issue_until(&self, file: &str, names: &[&str], end: Option<SystemTime>) -> Issued {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-        let params = CertificateParams::new(names).expect("the names are valid");
+        let mut params = CertificateParams::new(names).expect("the names are valid");
+        if let Some(end) = end {
+            let since = end.duration_since(UNIX_EPOCH).expect("it lies after 1970");
+            params.not_after = rcgen::date_time_ymd(1970, 1, 1) + since;
+        }
         let key = KeyPair::generate().expect("the system has randomness");
         let cert = params.signed_by(&key, &self.issuer).expect("the parameters are valid");
         let issued = Issued {

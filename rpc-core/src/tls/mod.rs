@@ -4,6 +4,7 @@
 //! that are open stay as they are.
 
 mod client;
+mod distrust;
 mod pem;
 mod server;
 mod stream;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use rustls::crypto::CryptoProvider;
 
 pub use client::{ClientTls, ClientTlsFiles};
+pub use distrust::Distrust;
 pub use server::{Accepted, ServerTls, ServerTlsFiles};
 pub use stream::TlsStream;
 
@@ -29,6 +31,9 @@ fn provider() -> Arc<CryptoProvider> {
 
 /// A failed handshake in words: where the peer hangs up, it most likely speaks something else.
 fn handshake_failed(error: &io::Error) -> io::Error {
+    if let Some(reason) = Distrust::of(error) {
+        return io::Error::new(error.kind(), reason);
+    }
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     match error.kind() {
         UnexpectedEof | ConnectionReset | BrokenPipe => io::Error::new(

@@ -27,6 +27,11 @@ impl<Io> TlsStream<Io> {
     pub(super) fn new(inner: impl Into<tokio_rustls::TlsStream<Io>>) -> Self {
         Self { inner: inner.into(), owed: 0 }
     }
+
+    /// The certificate that the peer showed, in DER.
+    pub fn peer_certificate(&self) -> Option<&[u8]> {
+        self.inner.get_ref().1.peer_certificates()?.first().map(AsRef::as_ref)
+    }
 }
 
 impl<Io: AsyncRead + AsyncWrite + Unpin> AsyncRead for TlsStream<Io> {

@@ -1,5 +1,6 @@
 //! What all commands take, and how they connect.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -88,6 +89,11 @@ impl Common {
         let mut config = ClientConfig::default();
         self.security.apply(&mut config)?;
         Ok(config)
+    }
+
+    /// The files with certificates, and their options.
+    pub(crate) fn certificates(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        self.security.certificates()
     }
 
     /// A client of an open registry.

@@ -1,6 +1,6 @@
 //! Options that say which servers are believed, and who the client is.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rpc_client::{ClientConfig, ClientTls, ClientTlsFiles, Error, Secret, Token};
 
@@ -28,6 +28,12 @@ pub(crate) struct Security {
 }
 
 impl Security {
+    /// The files with certificates, and their options.
+    pub(crate) fn certificates(&self) -> impl Iterator<Item = (&'static str, &Path)> {
+        let named = [("--tls-ca", &self.tls_ca), ("--tls-cert", &self.tls_cert)];
+        named.into_iter().filter_map(|(option, path)| Some((option, path.as_deref()?)))
+    }
+
     /// Reads the files.
     pub(crate) fn apply(&self, config: &mut ClientConfig) -> Result<(), Error> {
         if let Some(ca) = self.tls_ca.clone() {

@@ -1,5 +1,6 @@
 //! `rpc-client doctor`
 
+mod certificates;
 mod finding;
 mod limits;
 mod nodes;
@@ -22,7 +23,7 @@ Examples:
   rpc-client doctor --format json | jq '.findings[] | select(.level == \"problem\")'
 
 Looks at the configuration, the registry, every listed node and what answers at its address, the
-addresses, and the limits of this machine. Nothing is changed, and no method is called. Each line is
+addresses, certificates, and the limits of this machine. Nothing is changed, and no method is called. Each line is
 one finding; what is not ok says what follows from it, and what mends it.
 
 Exit codes: 0 no problem (there may be warnings), 1 at least one problem, 2 usage.";
@@ -49,6 +50,7 @@ const PROBLEM: u8 = 1;
 
 pub(crate) async fn run(args: Args, common: Common) -> Result<u8, Failure> {
     let mut findings = registry::configuration(&common);
+    findings.extend(certificates::files(&common));
     match common.open() {
         Err(error) => findings.push(registry::unusable(&error, &common)),
         Ok(registry) => {
@@ -57,7 +59,10 @@ pub(crate) async fn run(args: Args, common: Common) -> Result<u8, Failure> {
             if let Some(members) = &members {
                 findings.extend(nodes::addresses(members, registry.url()));
                 match common.config() {
-                    Ok(config) => findings.extend(nodes::answers(members, &config, registry.url()).await),
+                    Ok(config) => {
+                        findings.extend(nodes::answers(members, &config, registry.url()).await);
+                        findings.extend(certificates::of_nodes(members, &config).await);
+                    }
                     Err(error) => findings.push(registry::unusable(&error, &common)),
                 }
                 findings.extend(limits::open_files(members.nodes.len()));

@@ -7,12 +7,13 @@ use futures_util::StreamExt;
 use rpc_client::{ClientConfig, GreetError, Greeting, greet};
 use rpc_core::protocol::code;
 use rpc_core::registry::{Member, Members, RegistryUrl, Target};
+use rpc_core::tls::Distrust;
 use rpc_core::{NodeState, micros};
 
 use super::finding::{Finding, Level};
 
 /// Nodes that are asked at the same time.
-const AT_A_TIME: usize = 64;
+pub(super) const AT_A_TIME: usize = 64;
 
 /// What the list itself says: names, payloads and addresses that cannot be right.
 pub(super) fn addresses(members: &Members, url: &RegistryUrl) -> Vec<Finding> {
@@ -127,6 +128,23 @@ fn leaving(fact: String) -> [String; 3] {
     [fact, "it takes no new calls".into(), "nothing, if it is being stopped; otherwise restart it".into()]
 }
 
+/// What makes the certificate at `addr` one that is believed.
+fn believed(addr: SocketAddr, reason: &std::io::Error) -> String {
+    match reason.get_ref().and_then(|reason| reason.downcast_ref()) {
+        Some(Distrust::Expired) => {
+            format!("replace the files of --tls-cert and --tls-key at the server {addr}; it needs no restart")
+        }
+        Some(Distrust::NotYet) => "date   # says whether the clock of this machine is right".into(),
+        Some(Distrust::Name { presented, .. }) if !presented.is_empty() => {
+            format!("give --tls-name {}, or the server a certificate for {}", presented[0], addr.ip())
+        }
+        Some(Distrust::Authority) => {
+            format!("openssl s_client -connect {addr} </dev/null   # says who issued it: give that one's with --tls-ca")
+        }
+        _ => "look at the certificates on both sides: --tls-ca, --tls-name and --tls-cert".into(),
+    }
+}
+
 /// What it means that nobody at `addr` said hello.
 fn silence(addr: SocketAddr, error: &GreetError, url: &RegistryUrl) -> Finding {
     let none = || "it gets no calls, and each client finds that out by itself".to_owned();
@@ -149,9 +167,9 @@ fn silence(addr: SocketAddr, error: &GreetError, url: &RegistryUrl) -> Finding {
             let mend = "bring this client and that server to the same version";
             (Level::Problem, "version", [fact, follows.into(), mend.into()])
         }
-        GreetError::NotSecure(_) => {
-            let mend = "renew its certificate, or give the authority and the name with --tls-ca and --tls-name";
-            (Level::Problem, "certificate", [format!("it is not believed: {error}"), none(), mend.into()])
+        GreetError::NotSecure(reason) => {
+            let said = [format!("it is not believed: {error}"), none(), believed(addr, reason)];
+            (Level::Problem, "certificate", said)
         }
         GreetError::Refused(answer) if matches!(answer.code, code::UNAUTHENTICATED | code::TLS_REQUIRED) => {
             let fact = format!("it does not take clients without credentials: {error}");
