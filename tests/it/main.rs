@@ -27,4 +27,5 @@ mod tidy;
 mod wire;
 mod zookeeper;
 mod zookeeper_auth;
+mod zookeeper_tls;
 mod zookeeper_trouble;

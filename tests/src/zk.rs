@@ -15,9 +15,17 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::certificates::{Authority, Issued};
+
 /// Where Debian and Ubuntu put the jars. The manifest of the first names its dependencies, but no
-/// logger.
-const JARS: [&str; 2] = ["/usr/share/java/zookeeper.jar", "/usr/share/java/slf4j-simple.jar"];
+/// logger, and not all that TLS needs.
+const JARS: [&str; 5] = [
+    "/usr/share/java/zookeeper.jar",
+    "/usr/share/java/slf4j-simple.jar",
+    "/usr/share/java/netty-codec.jar",
+    "/usr/share/java/netty-resolver.jar",
+    "/usr/share/java/netty-transport-native-unix-common.jar",
+];
 
 /// The session timeout that tests ask for: eight ticks, and more than twice `syncLimit`, so that an
 /// ensemble with a hung leader elects another before all sessions expire.
@@ -28,6 +36,9 @@ const TICK: Duration = Duration::from_millis(500);
 
 /// Starting takes 0.3 s, and up to some seconds on a machine that is busy with other tests.
 const START_MAX: Duration = Duration::from_secs(60);
+
+/// Of each server: for clients, for its peers, for elections, and for clients with TLS.
+const PORTS: usize = 4;
 
 /// Starts with other ports, when one was taken between choosing and using it.
 const STARTS_MAX: usize = 5;
@@ -40,9 +51,19 @@ pub struct ZooKeeper {
     janitor: Child,
 }
 
+/// TLS of the servers, beside the plaintext port that the tests look at them through.
+#[derive(Clone, Copy)]
+pub struct Tls<'a> {
+    /// Issues their certificate, for 127.0.0.1. Clients are believed when it has issued theirs.
+    pub authority: &'a Authority,
+    /// Whether a client needs a certificate, as it does unless one configures ZooKeeper otherwise.
+    pub wants_certificate: bool,
+}
+
 struct Server {
     dir: PathBuf,
     port: u16,
+    tls_port: u16,
     process: Mutex<Option<Child>>,
 }
 
@@ -52,7 +73,7 @@ impl ZooKeeper {
     /// # Panics
     /// Without Java or ZooKeeper, with the way out.
     pub async fn standalone() -> Self {
-        Self::launch(1).await
+        Self::launch(1, None).await
     }
 
     /// Three servers.
@@ -60,13 +81,21 @@ impl ZooKeeper {
     /// # Panics
     /// Without Java or ZooKeeper, with the way out.
     pub async fn ensemble() -> Self {
-        Self::launch(3).await
+        Self::launch(3, None).await
     }
 
-    async fn launch(count: usize) -> Self {
+    /// `count` servers, with TLS as well.
+    ///
+    /// # Panics
+    /// Without Java or ZooKeeper, with the way out.
+    pub async fn with_tls(count: usize, tls: Tls<'_>) -> Self {
+        Self::launch(count, Some(tls)).await
+    }
+
+    async fn launch(count: usize, tls: Option<Tls<'_>>) -> Self {
         require_java();
         for _ in 0..STARTS_MAX {
-            let this = Self::prepare(count);
+            let this = Self::prepare(count, tls);
             for server in &this.servers {
                 server.spawn();
             }
@@ -81,25 +110,27 @@ impl ZooKeeper {
         panic!("ZooKeeper found its ports taken {STARTS_MAX} times");
     }
 
-    fn prepare(count: usize) -> Self {
+    fn prepare(count: usize, tls: Option<Tls<'_>>) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let memory = Path::new("/dev/shm");
         let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
         let dir = parent.join(format!("rpc-tests-zk-{}-{number}", std::process::id()));
-        let ports = free_ports(count * 3);
+        let ports = free_ports(count * PORTS);
         let mut peers = String::new();
         if count > 1 {
-            for (n, ports) in ports.chunks(3).enumerate() {
+            for (n, ports) in ports.chunks(PORTS).enumerate() {
                 let _ = writeln!(peers, "server.{}=127.0.0.1:{}:{}", n + 1, ports[1], ports[2]);
             }
         }
-        let servers = ports.chunks(3).enumerate().map(|(n, ports)| {
+        let servers = ports.chunks(PORTS).enumerate().map(|(n, ports)| {
             let dir = dir.join(format!("{}", n + 1));
             std::fs::create_dir_all(dir.join("data")).expect("the directory for tests is writable");
-            std::fs::write(dir.join("zoo.cfg"), config(&dir, ports[0], &peers)).expect("it is writable");
+            let secure = tls.map(|tls| tls.config(&dir, ports[3])).unwrap_or_default();
+            let config = config(&dir, ports[0], &peers) + &secure;
+            std::fs::write(dir.join("zoo.cfg"), config).expect("it is writable");
             write_id(&dir, n + 1);
-            Server { dir, port: ports[0], process: Mutex::new(None) }
+            Server { dir, port: ports[0], tls_port: ports[3], process: Mutex::new(None) }
         });
         let servers = servers.collect();
         Self { janitor: janitor(&dir), dir, servers }
@@ -125,6 +156,24 @@ impl ZooKeeper {
     /// The URL of a namespace, with the session timeout for tests.
     pub fn url(&self, namespace: &str) -> String {
         format!("zk://{}/{namespace}?session={}ms", self.servers(), SESSION.as_millis())
+    }
+
+    /// What a client with TLS connects to, if the servers have it.
+    pub fn tls_servers(&self) -> String {
+        let servers: Vec<_> = self.servers.iter().map(|s| format!("127.0.0.1:{}", s.tls_port)).collect();
+        servers.join(",")
+    }
+
+    /// The URL of a namespace through TLS, with the authority to believe and the session timeout for tests.
+    pub fn tls_url(&self, namespace: &str, authority: &Authority, own: Option<&Issued>) -> String {
+        let own = own.map(|own| format!("&cert_file={}&key_file={}", own.cert.display(), own.key.display()));
+        format!(
+            "zk+tls://{}/{namespace}?session={}ms&ca_file={}{}",
+            self.tls_servers(),
+            SESSION.as_millis(),
+            authority.file().display(),
+            own.unwrap_or_default()
+        )
     }
 
     /// Ends server `n` (counted from 0) as a crash would.
@@ -165,6 +214,11 @@ impl ZooKeeper {
         write_id(&server.dir, n + 1);
     }
 
+    /// Gives server `n` a certificate of another authority, for its next start.
+    pub fn certify(&self, n: usize, authority: &Authority) {
+        write_store(&self.servers[n].dir, authority);
+    }
+
     /// The answer of server `n` to a four-letter word; empty if there is none.
     pub async fn ask(&self, n: usize, word: &str) -> String {
         self.servers[n].ask(word).await
@@ -199,6 +253,21 @@ impl ZooKeeper {
             }
         }
         panic!("no server leads");
+    }
+}
+
+impl Tls<'_> {
+    /// Lines for a server's configuration; writes what they name into `dir`.
+    fn config(&self, dir: &Path, port: u16) -> String {
+        let store = write_store(dir, self.authority);
+        format!(
+            "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\nsecureClientPort={port}\n\
+             secureClientPortAddress=127.0.0.1\nssl.keyStore.type=PEM\nssl.keyStore.location={}\n\
+             ssl.trustStore.type=PEM\nssl.trustStore.location={}\nssl.clientAuth={}\n",
+            store.display(),
+            self.authority.file().display(),
+            if self.wants_certificate { "need" } else { "none" }
+        )
     }
 }
 
@@ -289,7 +358,7 @@ fn require_java() {
         java.is_ok_and(|status| status.success()) && missing.is_none(),
         "this test starts a real ZooKeeper: it needs the command `java` and {}; on Debian and Ubuntu: \
          apt-get install --no-install-recommends zookeeper libslf4j-java",
-        JARS.join(" and ")
+        JARS.join(", ")
     );
 }
 
@@ -301,6 +370,15 @@ fn config(dir: &Path, port: u16, peers: &str) -> String {
         TICK.as_millis(),
         dir.join("data").display()
     )
+}
+
+/// A new certificate for a server, and its key, where its configuration says.
+fn write_store(dir: &Path, authority: &Authority) -> PathBuf {
+    let identity = authority.issue("zookeeper", &["127.0.0.1"]);
+    let read = |path: &Path| std::fs::read_to_string(path).expect("it was written");
+    let store = dir.join("store.pem");
+    std::fs::write(&store, read(&identity.key) + &read(&identity.cert)).expect("the directory for tests is writable");
+    store
 }
 
 fn write_id(dir: &Path, id: usize) {

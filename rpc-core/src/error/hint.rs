@@ -6,7 +6,7 @@ use crate::protocol::code;
 pub(super) fn of(error: &Error) -> String {
     let hint = match error.kind() {
         ErrorKind::Config(_) => {
-            "correct the URL or option; URLs are local:[DIR], zk://host:port,…/namespace, static:ip:port,… and mem:NAME"
+            "correct the URL or option; URLs are local:[DIR], zk[+tls]://host:port,…/namespace, static:ip:port,… and mem:NAME"
         }
         ErrorKind::BadRequest(_) => {
             "params are an array (a tuple or list), an object (a struct or map) or nothing: one value is a tuple of one, \
@@ -53,6 +53,7 @@ fn scheme(state: Option<&RegistryState>) -> &str {
 fn unreachable(scheme: &str) -> &'static str {
     match scheme {
         "zk" => "check that ZooKeeper runs at these addresses and can be reached from here, or correct them in the URL",
+        "zk+tls" => "check that ZooKeeper serves TLS at these addresses, and the files that the URL names",
         "local" => "make the directory usable, or name another one with local:DIR",
         _ => "check that the registry can be reached, or correct its URL",
     }

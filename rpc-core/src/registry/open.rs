@@ -35,6 +35,12 @@ pub fn open(url: &RegistryUrl) -> Result<Arc<dyn Registry>, Error> {
         }
         #[cfg(not(unix))]
         Target::Local(_) => Err(missing(url, "it needs a Unix system")),
+        #[cfg(all(feature = "zookeeper", not(feature = "zookeeper-tls")))]
+        Target::ZooKeeper { tls: true, .. } => Err(missing(
+            url,
+            "TLS to ZooKeeper needs the feature `zookeeper-tls`, which this build is without: build it with \
+             `--features zookeeper-tls`",
+        )),
         #[cfg(feature = "zookeeper")]
         Target::ZooKeeper { .. } => Ok(Arc::new(ZooKeeperRegistry::open(url)?)),
         #[cfg(not(feature = "zookeeper"))]
@@ -42,7 +48,18 @@ pub fn open(url: &RegistryUrl) -> Result<Arc<dyn Registry>, Error> {
     }
 }
 
-#[cfg(not(all(unix, feature = "zookeeper")))]
+#[cfg(not(all(unix, feature = "zookeeper-tls")))]
 fn missing(url: &RegistryUrl, reason: &str) -> Error {
     crate::ErrorKind::Config(format!("registry URL `{url}`: {reason}")).into()
+}
+
+#[cfg(all(test, feature = "zookeeper", not(feature = "zookeeper-tls")))]
+mod tests {
+    #[test]
+    fn a_build_without_tls_says_which_feature_it_lacks() {
+        let Err(error) = super::open(&"zk+tls://h:2281/rpc?ca_file=ca.pem".parse().unwrap()) else {
+            panic!("it is taken")
+        };
+        assert!(error.to_string().contains("--features zookeeper-tls"), "{error}");
+    }
 }

@@ -1,4 +1,4 @@
-//! `local:`, `zk://`, `static:` and `mem:` URLs.
+//! `local:`, `zk://`, `zk+tls://`, `static:` and `mem:` URLs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,9 +24,11 @@ pub struct RegistryUrl {
 pub enum Target {
     /// `local:[DIR]`: a directory on this machine. Without a directory, the user's own.
     Local(Option<PathBuf>),
-    /// `zk://host:port,host:port/namespace`.
+    /// `zk://host:port,host:port/namespace`, or `zk+tls://` and the same.
     ZooKeeper {
-        /// `host:port` pairs; the port is 2181 where the URL has none.
+        /// Whether the servers are spoken to in TLS only.
+        tls: bool,
+        /// `host:port` pairs; without TLS the port is 2181 where the URL has none.
         hosts: Vec<String>,
         /// Path of the namespace, with a leading slash; `/rpc` where the URL has none.
         namespace: String,
@@ -62,7 +64,8 @@ impl fmt::Display for RegistryUrl {
     }
 }
 
-const FORMS: &str = "local:[DIR], zk://host:port,…/namespace, static:ip:port,… or mem:NAME";
+const FORMS: &str =
+    "local:[DIR], zk://host:port,…/namespace, zk+tls://host:port,…/namespace, static:ip:port,… or mem:NAME";
 
 const NO_SECRETS: &str = "registry URL: URLs are shown and logged, so they hold no password; \
     put `user:password` into RPC_ZK_AUTH, or into a file and its path into the option `auth_file`";
@@ -70,7 +73,10 @@ const NO_SECRETS: &str = "registry URL: URLs are shown and logged, so they hold 
 /// Whether somebody has put a password into a URL, as `user:password@host` or an option.
 fn holds_secret(text: &str) -> bool {
     let (body, query) = text.split_once('?').unwrap_or((text, ""));
-    let authority = body.strip_prefix("zk://").map(|rest| rest.split('/').next().unwrap_or(rest));
+    let authority = body
+        .strip_prefix("zk://")
+        .or_else(|| body.strip_prefix("zk+tls://"))
+        .map(|rest| rest.split('/').next().unwrap_or(rest));
     let secret = |pair: &str| ["auth=", "password=", "pass=", "token="].iter().any(|key| pair.starts_with(key));
     authority.is_some_and(|hosts| hosts.contains('@')) || query.split('&').any(secret)
 }
@@ -87,7 +93,8 @@ fn parse(text: &str) -> Result<RegistryUrl, String> {
     let (scheme, rest) = body.split_once(':').ok_or_else(|| format!("no scheme; the forms are {FORMS}"))?;
     let target = match scheme {
         "local" => Target::Local((!rest.is_empty()).then(|| PathBuf::from(rest))),
-        "zk" => zookeeper(rest)?,
+        "zk" => zookeeper(rest, false)?,
+        "zk+tls" => zookeeper(rest, true)?,
         "static" => Target::Static(addresses(rest)?),
         "mem" if rest.is_empty() => return Err("mem: needs a name, as in mem:test".into()),
         "mem" => Target::Memory(rest.to_owned()),
@@ -96,17 +103,21 @@ fn parse(text: &str) -> Result<RegistryUrl, String> {
     Ok(RegistryUrl { text: text.to_owned(), target, options })
 }
 
-fn zookeeper(rest: &str) -> Result<Target, String> {
-    let rest = rest.strip_prefix("//").ok_or("zk: is followed by //host:port")?;
+/// Port of a ZooKeeper without TLS. For TLS there is none that is usual.
+const PORT: &str = "2181";
+
+fn zookeeper(rest: &str, tls: bool) -> Result<Target, String> {
+    let rest = rest.strip_prefix("//").ok_or("zk: and zk+tls: are followed by //host:port")?;
     let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
-    let hosts = hosts.split(',').map(host_and_port).collect::<Result<Vec<_>, _>>()?;
+    let hosts =
+        hosts.split(',').map(|host| host_and_port(host, (!tls).then_some(PORT))).collect::<Result<Vec<_>, _>>()?;
     let path = path.trim_end_matches('/');
     let namespace = format!("/{}", if path.is_empty() { "rpc" } else { path });
     let parts_are_names = !namespace[1..].split('/').any(|part| matches!(part, "" | "." | ".."));
     if !parts_are_names || !namespace.encode_utf16().all(zookeeper_allows) {
         return Err(format!("`{namespace}` is no ZooKeeper path"));
     }
-    Ok(Target::ZooKeeper { hosts, namespace })
+    Ok(Target::ZooKeeper { tls, hosts, namespace })
 }
 
 /// What ZooKeeper allows in a path, by its documentation: no control characters, surrogates or private use, nor the last
@@ -115,16 +126,12 @@ fn zookeeper_allows(unit: u16) -> bool {
     !matches!(unit, 0..=0x1f | 0x7f..=0x9f | 0xd800..=0xf8ff | 0xfff0..=0xffff)
 }
 
-fn host_and_port(text: &str) -> Result<String, String> {
-    const DEFAULT_PORT: u16 = 2181;
+fn host_and_port(text: &str, usual_port: Option<&str>) -> Result<String, String> {
     // `[::1]:2181`, `[::1]`, `host:2181` and `host`: a colon after the last bracket is the port's.
     let tail = text.rfind(']').map_or(0, |at| at + 1);
     let (host, port) = match text[tail..].rfind(':') {
-        Some(colon) => {
-            let port = &text[tail + colon + 1..];
-            (&text[..tail + colon], port.parse().map_err(|_| format!("`{port}` is no port"))?)
-        }
-        None => (text, DEFAULT_PORT),
+        Some(colon) => (&text[..tail + colon], Some(&text[tail + colon + 1..])),
+        None => (text, usual_port),
     };
     if host.is_empty() {
         return Err("a host is missing".into());
@@ -132,6 +139,8 @@ fn host_and_port(text: &str) -> Result<String, String> {
     if host.contains(|c: char| c.is_whitespace() || c.is_control()) {
         return Err(format!("`{host}` is no host"));
     }
+    let port = port.ok_or_else(|| format!("`{host}` needs a port, the `secureClientPort` of the server"))?;
+    let port: u16 = port.parse().map_err(|_| format!("`{port}` is no port"))?;
     Ok(format!("{host}:{port}"))
 }
 
@@ -232,6 +241,7 @@ mod tests {
             Target::Static(vec!["[::1]:1".parse().unwrap(), "127.0.0.1:2".parse().unwrap()])
         );
         let zk = |hosts: &[&str], namespace: &str| Target::ZooKeeper {
+            tls: false,
             hosts: hosts.iter().map(|h| (*h).to_owned()).collect(),
             namespace: namespace.into(),
         };
@@ -240,6 +250,8 @@ mod tests {
             target("zk://a:1,[::1]:2,[::2]/shop/orders/"),
             zk(&["a:1", "[::1]:2", "[::2]:2181"], "/shop/orders")
         );
+        let hosts = vec!["a:1".into(), "[::1]:2".into()];
+        assert_eq!(target("zk+tls://a:1,[::1]:2"), Target::ZooKeeper { tls: true, hosts, namespace: "/rpc".into() });
         let url: RegistryUrl = "zk://h/ns?session=10s&connect=500ms".parse().unwrap();
         assert_eq!(url.duration_option("session", Duration::ZERO).unwrap(), Duration::from_secs(10));
         assert_eq!(url.duration_option("connect", Duration::ZERO).unwrap(), Duration::from_millis(500));
@@ -248,7 +260,12 @@ mod tests {
 
     #[test]
     fn a_password_in_a_url_is_refused_and_not_repeated() {
-        for text in ["zk://me:horse@h/rpc", "zk://h/rpc?auth=me:horse", "zk://h?session=1s&password=horse"] {
+        for text in [
+            "zk://me:horse@h/rpc",
+            "zk+tls://me:horse@h:1/rpc",
+            "zk://h/rpc?auth=me:horse",
+            "zk://h?session=1s&password=horse",
+        ] {
             let error = text.parse::<RegistryUrl>().unwrap_err().to_string();
             assert!(error.contains("RPC_ZK_AUTH") && !error.contains("horse"), "{error}");
         }
@@ -263,6 +280,9 @@ mod tests {
             ("zk:h", "//host:port"),
             ("zk://", "host is missing"),
             ("zk://h:x/n", "`x` is no port"),
+            ("zk+tls:h", "//host:port"),
+            ("zk+tls://", "host is missing"),
+            ("zk+tls://a:1,b", "`b` needs a port, the `secureClientPort`"),
             ("zk://h, g", "` g` is no host"),
             ("zk://h\n", "is no host"),
             ("zk://h/a//b", "no ZooKeeper path"),

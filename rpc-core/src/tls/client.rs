@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, SupportedProtocolVersion};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 
@@ -49,7 +49,7 @@ impl ClientTls {
                 None => None,
             };
             let own = identity.as_ref().map(|(cert, key)| (&**cert, &**key));
-            config(&believed, own).map_err(|reason| match &identity {
+            config(TLS13_ONLY, &believed, own).map_err(|reason| match &identity {
                 Some(_) => reason,
                 None => format!("{}: {reason}", ca.display()),
             })
@@ -62,7 +62,7 @@ impl ClientTls {
     /// # Errors
     /// [`ErrorKind::Config`] if it cannot be understood.
     pub fn pem(ca: &[u8], identity: Option<(&[u8], &[u8])>) -> Result<Self, Error> {
-        let config = config(ca, identity);
+        let config = config(TLS13_ONLY, ca, identity);
         let config = config.map_err(ErrorKind::Config)?;
         Ok(Self { config: Arc::new(Reloaded::fixed(WHAT, config)), name: None })
     }
@@ -94,9 +94,16 @@ impl ClientTls {
     }
 }
 
-fn config(ca: &[u8], identity: Option<(&[u8], &[u8])>) -> Result<ClientConfig, String> {
+/// All that our own servers speak.
+const TLS13_ONLY: &[&SupportedProtocolVersion] = &[&rustls::version::TLS13];
+
+pub(super) fn config(
+    versions: &[&'static SupportedProtocolVersion],
+    ca: &[u8],
+    identity: Option<(&[u8], &[u8])>,
+) -> Result<ClientConfig, String> {
     let builder = ClientConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&rustls::version::TLS13])
+        .with_protocol_versions(versions)
         .map_err(|e| e.to_string())?
         .with_root_certificates(pem::authorities(ca)?);
     match identity {

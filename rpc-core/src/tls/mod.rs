@@ -1,11 +1,15 @@
 //! TLS 1.3, with or without client certificates: the only place that names `rustls`.
 //!
+//! `probe` is for ZooKeeper, which is spoken to in TLS 1.2 as well, by another library.
+//!
 //! Certificates and keys are PEM files, read again when they are replaced, or PEM text. Connections
 //! that are open stay as they are.
 
 mod client;
 mod distrust;
 mod pem;
+#[cfg(feature = "zookeeper-tls")]
+mod probe;
 mod server;
 mod stream;
 
@@ -17,6 +21,8 @@ use rustls::crypto::CryptoProvider;
 
 pub use client::{ClientTls, ClientTlsFiles};
 pub use distrust::Distrust;
+#[cfg(feature = "zookeeper-tls")]
+pub(crate) use probe::{PemTexts, Probe, ensure_default_provider, is_server_name};
 pub use server::{Accepted, ServerTls, ServerTlsFiles};
 pub use stream::TlsStream;
 

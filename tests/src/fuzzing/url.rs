@@ -16,7 +16,7 @@ pub fn url(data: &[u8]) {
     let spelled = spelled_out(&url);
     let again: RegistryUrl = spelled.parse().unwrap_or_else(|error| panic!("{spelled}: {error}"));
     assert_eq!((&again.target, &again.options), (&url.target, &url.options), "{spelled}");
-    if let Target::ZooKeeper { hosts, namespace } = &url.target {
+    if let Target::ZooKeeper { hosts, namespace, .. } = &url.target {
         assert!(!hosts.is_empty());
         assert!(is_zookeeper_path(namespace), "{namespace:?}");
         assert!(!hosts.iter().any(|host| host.contains(|c: char| c.is_whitespace() || c.is_control())), "{hosts:?}");
@@ -37,7 +37,9 @@ fn spelled_out(url: &RegistryUrl) -> String {
     let target = match &url.target {
         Target::Local(None) => "local:".to_owned(),
         Target::Local(Some(dir)) => format!("local:{}", dir.display()),
-        Target::ZooKeeper { hosts, namespace } => format!("zk://{}{namespace}", hosts.join(",")),
+        Target::ZooKeeper { tls, hosts, namespace } => {
+            format!("zk{}://{}{namespace}", if *tls { "+tls" } else { "" }, hosts.join(","))
+        }
         Target::Static(addrs) => {
             format!("static:{}", addrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))
         }

@@ -23,7 +23,7 @@ const CLOSE: Duration = Duration::from_secs(1);
 #[derive(Clone, clap::Args)]
 #[command(next_help_heading = "Common options")]
 pub(crate) struct Common {
-    /// Registry: local:[DIR], zk://HOST:PORT,…/NAMESPACE or static:IP:PORT,…
+    /// Registry: local:[DIR], zk[+tls]://HOST:PORT,…/NAMESPACE or static:IP:PORT,…
     #[arg(long, global = true, value_name = "URL", env = "RPC_REGISTRY", default_value = "local:")]
     pub(crate) registry: String,
     /// Balancing policy

@@ -1,4 +1,4 @@
-//! `zk://host:port,host:port/namespace`: a ZooKeeper ensemble.
+//! `zk://host:port,host:port/namespace`, or `zk+tls://` and the same: a ZooKeeper ensemble.
 //!
 //! Nodes are ephemeral znodes named `ip:port` directly under the namespace; what the clients need
 //! to agree lies beside it, under `<namespace>.cluster`.
@@ -8,15 +8,19 @@
 //! Its persistent watches are silently lost at a reconnect, and a one-shot watch on the same path
 //! kills them; so only one-shot watches are used here.
 //!
-//! - `session`: one task owns the session and rebuilds it.
+//! - `session`: one task owns the session and rebuilds it. `diagnosis` finds out why it cannot.
+//! - `secure`: what TLS needs.
 //! - `registration`: one task per registered node keeps it there.
 //! - `members`: one task keeps the list, with `table` as its state.
 //! - `coordination`: one task per job takes part in the election.
 
 mod coordination;
+mod diagnosis;
 mod failure;
 mod members;
 mod registration;
+#[cfg(feature = "zookeeper-tls")]
+mod secure;
 mod session;
 mod table;
 
@@ -33,6 +37,8 @@ use zookeeper_client::{Acl, Acls, CreateMode, CreateOptions, Permission};
 use self::coordination::Elections;
 use self::failure::Failure;
 use self::members::{Follower, ReadRequest};
+#[cfg(feature = "zookeeper-tls")]
+use self::secure::Secure;
 use self::session::{Keeper, Link, Session};
 use super::{
     Capabilities, Coordination, Health, Member, Members, Registration, Registry, RegistryUrl, Target, UpdateError,
@@ -62,6 +68,10 @@ const READS_QUEUED_MAX: usize = 64;
 /// The variable that holds `user:password` for the ensemble.
 const AUTH: &str = "RPC_ZK_AUTH";
 
+/// Options of a URL, and those that only TLS has.
+const OPTIONS: &[&str] = &["session", "connect", "op", "allow_loopback", "auth_file"];
+const TLS_OPTIONS: &[&str] = &["ca_file", "cert_file", "key_file"];
+
 /// With credentials: whoever has the same may do everything, and others may look.
 static OWNED: [Acl; 2] =
     [Acl::new_const(Permission::ALL, "auth", ""), Acl::new_const(Permission::READ, "world", "anyone")];
@@ -79,9 +89,13 @@ pub(super) struct ZooKeeperRegistry {
 /// What the URL says.
 #[derive(Debug)]
 struct Options {
-    /// The connect string: `host:port,host:port`.
+    /// `host:port,host:port`.
     servers: String,
     hosts: usize,
+    /// Before each of them, for the crate.
+    scheme: &'static str,
+    #[cfg(feature = "zookeeper-tls")]
+    tls: Option<Secure>,
     namespace: String,
     session: Duration,
     connect: Duration,
@@ -256,11 +270,14 @@ impl Shared {
 
 impl Options {
     fn read(url: &RegistryUrl) -> Result<Self, Error> {
-        let Target::ZooKeeper { hosts, namespace } = &url.target else {
+        let Target::ZooKeeper { tls, hosts, namespace } = &url.target else {
             return Err(ErrorKind::Config(format!("`{url}` is no zk:// URL")).into());
         };
-        url.only_options(&["session", "connect", "op", "allow_loopback", "auth_file"])?;
         let bad = |what: String| Error::from(ErrorKind::Config(format!("registry URL `{url}`: {what}")));
+        if let Some(option) = TLS_OPTIONS.iter().find(|option| !tls && url.options.contains_key(**option)) {
+            return Err(bad(format!("option `{option}` is for TLS, with which the URL begins zk+tls://")));
+        }
+        url.only_options(&[OPTIONS, if *tls { TLS_OPTIONS } else { &[] }].concat())?;
         let duration = |key: &str, default| match url.duration_option(key, default)? {
             Duration::ZERO => Err(bad(format!("option `{key}` must be longer than 0"))),
             duration => Ok(duration),
@@ -273,6 +290,9 @@ impl Options {
         Ok(Self {
             servers: hosts.join(","),
             hosts: hosts.len(),
+            scheme: if *tls { "tcp+tls://" } else { "tcp://" },
+            #[cfg(feature = "zookeeper-tls")]
+            tls: if *tls { Some(Secure::read(url, hosts)?) } else { None },
             namespace: namespace.clone(),
             session: duration("session", SESSION_DEFAULT)?,
             connect: duration("connect", CONNECT_DEFAULT)?,
@@ -280,6 +300,12 @@ impl Options {
             auth: credentials(url).map_err(bad)?,
             loopback: allowed || hosts.iter().all(|host| is_loopback(host)),
         })
+    }
+
+    /// What the crate connects to.
+    fn connect_string(&self) -> String {
+        let servers: Vec<_> = self.servers.split(',').map(|server| format!("{}{server}", self.scheme)).collect();
+        servers.join(",")
     }
 
     /// How long one attempt to connect may take: every server once, and some patience. The crate
@@ -345,9 +371,14 @@ fn too_long(length: usize) -> Option<String> {
         .then(|| format!("the record has {length} bytes, the limit is {PAYLOAD_BYTES_MAX}: shorten `meta`"))
 }
 
-fn is_loopback(server: &str) -> bool {
+/// The name or address in `host:port`, without the brackets of IPv6.
+fn host(server: &str) -> &str {
     let host = server.rsplit_once(':').map_or(server, |(host, _)| host);
-    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host.trim_start_matches('[').trim_end_matches(']')
+}
+
+fn is_loopback(server: &str) -> bool {
+    let host = host(server);
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
@@ -382,6 +413,7 @@ mod tests {
             ("zk://h?op=fast", "no duration"),
             ("zk://h?allow_loopback=yes", "neither true nor false"),
             ("zk://h?retries=3", "unknown option `retries`"),
+            ("zk://h?ca_file=/ca.pem", "`ca_file` is for TLS"),
             ("mem:x", "no zk:// URL"),
         ] {
             let error = options(url).unwrap_err().to_string();

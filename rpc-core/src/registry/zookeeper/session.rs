@@ -16,7 +16,7 @@ use zookeeper_client as zk;
 use zookeeper_client::{Client, SessionState};
 
 use super::failure::Failure;
-use super::{Options, Shared};
+use super::{Options, Shared, diagnosis};
 use crate::backoff;
 
 /// First pause between attempts to connect.
@@ -265,7 +265,12 @@ impl Keeper {
         if let Some(auth) = &self.options.auth {
             connector = connector.with_auth("digest", auth.expose().as_bytes());
         }
-        let connecting = connector.connect(&self.options.servers);
+        #[cfg(feature = "zookeeper-tls")]
+        if let Some(tls) = &self.options.tls {
+            connector = connector.with_tls(tls.options());
+        }
+        let servers = self.options.connect_string();
+        let connecting = connector.connect(&servers);
         tokio::pin!(connecting);
         tokio::select! {
             outcome = &mut connecting => return outcome,
@@ -273,29 +278,9 @@ impl Keeper {
         }
         tokio::select! {
             outcome = &mut connecting => return outcome,
-            reasons = self.diagnose() => self.explain(reasons),
+            reasons = diagnosis::of(&self.options) => self.explain(reasons),
         }
         connecting.await
-    }
-
-    /// Why none of the servers takes us: the crate says no more than "timeout", after ten seconds.
-    async fn diagnose(&self) -> String {
-        let mut reasons = Vec::new();
-        for server in self.options.servers.split(',') {
-            let reason = match timeout(self.options.connect, tokio::net::lookup_host(server)).await {
-                Err(_) => "the name is not resolved in time".into(),
-                Ok(Err(e)) => e.to_string(),
-                Ok(Ok(mut addrs)) => match addrs.next() {
-                    None => "the name has no address".into(),
-                    Some(addr) => match crate::net::dial(addr, self.options.connect).await {
-                        Err(e) => e.to_string(),
-                        Ok(_) => "it accepts connections but gives no session (no quorum, or no ZooKeeper?)".into(),
-                    },
-                },
-            };
-            reasons.push(format!("{server}: {reason}"));
-        }
-        reasons.join("; ")
     }
 
     /// Publishes why no server answers.

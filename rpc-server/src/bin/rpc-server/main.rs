@@ -53,7 +53,7 @@ struct Args {
     /// Address that clients are told, where it differs from the one listened on
     #[arg(long, value_name = "A:P", env = "RPC_ADVERTISE")]
     advertise: Option<SocketAddr>,
-    /// Registry: local:[DIR] or zk://HOST:PORT,…/NAMESPACE; none for clients with a static: list
+    /// Registry: local:[DIR] or zk[+tls]://HOST:PORT,…/NAMESPACE; none for clients with a static: list
     #[arg(long, value_name = "URL", env = "RPC_REGISTRY", default_value = "local:")]
     registry: String,
     /// Sleep this long before each answer; of a range, a random time

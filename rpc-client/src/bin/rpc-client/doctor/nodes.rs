@@ -42,7 +42,10 @@ fn misnamed(name: &str, url: &RegistryUrl) -> Finding {
 /// The command that deletes an entry.
 fn delete(name: &str, url: &RegistryUrl) -> String {
     match &url.target {
-        Target::ZooKeeper { hosts, namespace } => format!("zkCli.sh -server {} delete {namespace}/{name}", hosts[0]),
+        Target::ZooKeeper { tls: true, namespace, .. } => format!("delete {namespace}/{name} from ZooKeeper"),
+        Target::ZooKeeper { hosts, namespace, .. } => {
+            format!("zkCli.sh -server {} delete {namespace}/{name}", hosts[0])
+        }
         Target::Local(Some(dir)) => format!("rm '{}'", dir.join(name).display()),
         Target::Local(None) | Target::Static(_) | Target::Memory(_) => format!("take {name} out of the list"),
     }

@@ -123,22 +123,27 @@ async fn latency(registry: &dyn Registry, members: &Members) -> Option<Finding> 
 
 fn unreachable(url: &RegistryUrl) -> String {
     match &url.target {
-        Target::ZooKeeper { hosts, .. } => {
-            let (host, port) = hosts[0].rsplit_once(':').unwrap_or((hosts[0].as_str(), "2181"));
-            format!(
-                "echo srvr | nc {host} {port}   # says nothing unless ZooKeeper serves there: start it, or correct --registry"
-            )
-        }
+        Target::ZooKeeper { tls: true, .. } => "start ZooKeeper with TLS there, or correct --registry".into(),
+        Target::ZooKeeper { hosts, .. } => format!(
+            "{}   # says nothing unless ZooKeeper serves there: start it, or correct --registry",
+            ask(&hosts[0])
+        ),
         Target::Local(_) => "make the directory usable, or name another with --registry local:DIR".into(),
         Target::Static(_) | Target::Memory(_) => "correct --registry".into(),
     }
 }
 
+/// The command that asks a ZooKeeper how it is.
+fn ask(server: &str) -> String {
+    let (host, port) = server.rsplit_once(':').unwrap_or((server, "2181"));
+    format!("echo srvr | nc {host} {port}")
+}
+
 fn slow(url: &RegistryUrl) -> String {
     match &url.target {
+        Target::ZooKeeper { tls: true, .. } => "look at the load of ZooKeeper and at the way to it".into(),
         Target::ZooKeeper { hosts, .. } => {
-            let (host, port) = hosts[0].rsplit_once(':').unwrap_or((hosts[0].as_str(), "2181"));
-            format!("echo srvr | nc {host} {port}   # its line Latency says whether ZooKeeper or the way to it is slow")
+            format!("{}   # its line Latency says whether ZooKeeper or the way to it is slow", ask(&hosts[0]))
         }
         Target::Local(_) | Target::Static(_) | Target::Memory(_) => {
             "look at the load of this machine and its disk".into()
