@@ -17,6 +17,9 @@ pub(crate) const BUSY_SILENCE: Duration = Duration::from_millis(250);
 /// How long that ping may stay unanswered before the node is suspect.
 pub(crate) const SUSPECT_AFTER: Duration = Duration::from_millis(250);
 
+/// A shorter time of a round trip is as good as this one.
+const ROUND_TRIP_MIN: Duration = Duration::from_millis(1);
+
 /// When a check comes so much later than it was due, this process stood still (a suspended machine, a
 /// stopped process). What the node sent meanwhile waits to be read, and its silence proves nothing.
 const OVERSLEPT: Duration = Duration::from_secs(1);
@@ -59,7 +62,10 @@ impl Liveness {
     /// Bytes arrived; `busy` says whether calls still wait.
     pub(crate) fn received(&mut self, now: Instant, busy: bool) {
         if let Some((sent, 1)) = self.pinged.take() {
-            self.round_trip = now.saturating_duration_since(sent);
+            // A node that stood still answers late, which says nothing of the way to it: taken for that, it
+            // would let the node stand still for longer the next time.
+            let known = self.round_trip.max(ROUND_TRIP_MIN);
+            self.round_trip = now.saturating_duration_since(sent).min(known * 2);
         }
         self.last_received = now;
         if !busy {
@@ -199,6 +205,21 @@ mod tests {
         assert_eq!(now - sent, BUSY_SILENCE + SUSPECT_AFTER);
         liveness.received(now + RTT, true);
         assert_eq!(liveness.verdict(now + RTT), Verdict::Fine);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_stood_still_before_is_suspect_as_soon() {
+        let mut now = Instant::now();
+        let mut liveness = Liveness::new(now, RTT, 0);
+        for _ in 0..5 {
+            let sent = now;
+            liveness.sent(now);
+            assert_eq!(next_verdict(&mut liveness, &mut now), Verdict::Ping);
+            assert_eq!(next_verdict(&mut liveness, &mut now), Verdict::Suspect);
+            assert!(now - sent <= Duration::from_millis(600), "{:?}", now - sent);
+            now += Duration::from_secs(2);
+            liveness.received(now, false);
+        }
     }
 
     #[tokio::test(start_paused = true)]
