@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rpc_core::backoff::full_jitter;
 use rpc_core::load::method_hash;
-use rpc_core::protocol::{self, code};
+use rpc_core::protocol;
 use rpc_core::wire::{EncodeError, RequestMeta, give_body};
 use rpc_core::{Attempt, Deadline, Error, ErrorKind, NotRepeated, RpcError, whole_ms};
 use serde::Serialize;
@@ -19,9 +19,10 @@ use crate::balance::{Event, NodeId};
 use crate::channel::{Answer, Channel, Exchange, ExchangeError, Failure, room_on_any};
 use crate::client::Inner;
 use crate::decisions::{Asked, Trace, attempt};
+use crate::ended::Ended;
 use crate::node::Outcome;
 use crate::pool::{Choice, Chosen, Probes};
-use crate::refusals::{is_failure, is_for_good, not_repeated};
+use crate::refusals::{is_failure, is_for_good, is_time_enough, not_repeated};
 use crate::reply::Success;
 use crate::snapshot::{Snapshot, Usable};
 
@@ -54,23 +55,10 @@ struct Progress {
     /// What the last attempt failed with.
     last: Option<ErrorKind>,
     trace: Trace,
+    /// Whether an attempt may have started the call.
+    started: bool,
     /// Why the call is not repeated, should that be its end.
     not_repeated: Option<NotRepeated>,
-}
-
-/// How an attempt ended.
-enum Ended {
-    Answered(Answer),
-    /// The call was not started there.
-    NotStarted(ErrorKind),
-    /// It may have been started there; whether it may be sent again all the same.
-    Started(ErrorKind, bool),
-    /// The same; it is sent again, which the budget has paid for.
-    Hung(ErrorKind),
-    /// There was no room to send it.
-    Crowded(Arc<Channel>),
-    /// Another attempt cannot help, or there is no time for one.
-    Final(ErrorKind),
 }
 
 /// The parts of a call that stay the same for all its attempts.
@@ -106,24 +94,6 @@ impl<'a, P: ?Sized> Request<'a, P> {
             key: self.options.key.as_deref().map(Cow::Borrowed),
             traceparent: None,
         }
-    }
-}
-
-impl Ended {
-    /// What happened, for people.
-    fn text(&self) -> String {
-        match self {
-            Self::Answered(_) => "ok".to_owned(),
-            Self::NotStarted(ErrorKind::NoNode) => "it is tried out by another call".to_owned(),
-            Self::NotStarted(kind) | Self::Started(kind, _) | Self::Hung(kind) | Self::Final(kind) => kind.to_string(),
-            Self::Crowded(_) => "no room on the connection".to_owned(),
-        }
-    }
-
-    /// Whether the node refused because of its load.
-    fn is_refused(&self) -> bool {
-        matches!(self, Self::NotStarted(ErrorKind::Remote { error, .. })
-            if matches!(error.code, code::REFUSED | code::OVERLOADED))
     }
 }
 
@@ -200,7 +170,7 @@ impl Inner {
         let Choice { usable, bound, alone, .. } = choice;
         let node = &*usable.node;
         if request.deadline.is_over(now) {
-            return Ended::Final(ErrorKind::DeadlineExceeded { timeout: request.timeout });
+            return Ended::TooLate(ErrorKind::DeadlineExceeded { timeout: request.timeout });
         }
         // A node that is being tried out takes one call at a time, unless there is no other.
         let in_flight = match node.begin(now) {
@@ -348,6 +318,11 @@ impl Inner {
                 return Ok(());
             }
             Ended::NotStarted(ErrorKind::NoNode) => return Ok(()),
+            // What the attempts failed with says more than that there is no time for another.
+            Ended::TooLate(kind) => {
+                let kind = progress.last.take().unwrap_or(kind);
+                return Err(self.give_up(progress, kind));
+            }
             Ended::NotStarted(kind) => {
                 let told = kind.retry_after().map(|after| Deadline::after(now, after).instant());
                 progress.come_back = progress.come_back.into_iter().chain(told).min();
@@ -358,6 +333,7 @@ impl Inner {
             }
             Ended::Started(kind, may_repeat) => {
                 progress.burnt.push(node);
+                progress.started = true;
                 let repeat = may_repeat && self.budget.try_spend(now);
                 progress.not_repeated = Some(not_repeated(may_repeat, repeat, progress.repeats));
                 progress.repeats += usize::from(repeat);
@@ -365,6 +341,7 @@ impl Inner {
             }
             Ended::Hung(kind) => {
                 progress.burnt.push(node);
+                progress.started = true;
                 progress.not_repeated = Some(NotRepeated::NoOtherNode);
                 progress.repeats += 1;
                 (kind, true)
@@ -378,7 +355,13 @@ impl Inner {
             progress.last = Some(kind);
             return Ok(());
         }
-        Err(self.error(kind, std::mem::take(&mut progress.attempts)).with_not_repeated(progress.not_repeated))
+        Err(self.give_up(progress, kind))
+    }
+
+    /// The error of a call that ends so.
+    fn give_up(&self, progress: &mut Progress, kind: ErrorKind) -> Error {
+        let error = self.error(kind, std::mem::take(&mut progress.attempts));
+        error.with_not_repeated(progress.not_repeated).with_started(progress.started)
     }
 
     /// Waits until there may be a node to choose: for the first list, a first connection, room on
@@ -388,7 +371,7 @@ impl Inner {
         let mut published = self.pool.published();
         let snapshot = self.pool.snapshot();
         if self.pool.is_closed() {
-            return Err(self.error(ErrorKind::Closed, std::mem::take(&mut progress.attempts)));
+            return Err(self.give_up(progress, ErrorKind::Closed));
         }
         // Nodes may have come since there was nothing to choose. More than once, it is the policy that
         // wants none of them, and is asked again after a pause.
@@ -403,18 +386,22 @@ impl Inner {
             return Err(self.no_choice(progress, request, &snapshot));
         }
         // Not all at the moment that they were told.
-        let told = progress.come_back.take().map(|at| at.saturating_duration_since(Instant::now()));
+        let now = Instant::now();
+        let told = progress.come_back.take().map(|at| at.saturating_duration_since(now));
         let pause = if retryable {
             told.unwrap_or_default() + full_jitter(progress.rounds, ROUND_FIRST, ROUND_MAX, self.pool.random())
         } else {
             request.timeout
         };
         let crowded = std::mem::take(&mut progress.crowded);
+        let before = progress.attempts.last().map(|last| Duration::from_micros(last.elapsed_us));
+        let after_pause = request.deadline.remaining(now).saturating_sub(pause);
+        let asks_again = crowded.is_empty() && is_time_enough(after_pause, before, request.timeout);
         let wait = async {
             tokio::select! {
                 () = self.pool.news(&mut published, retryable.then_some(&progress.tried)) => {}
                 () = room_on_any(&crowded), if !crowded.is_empty() => {}
-                () = tokio::time::sleep(pause), if crowded.is_empty() => {}
+                () = tokio::time::sleep(pause), if asks_again => {}
             }
         };
         if tokio::time::timeout_at(request.deadline.instant(), wait).await.is_err() {
@@ -424,7 +411,7 @@ impl Inner {
                 (true, None) if !snapshot.usable.is_empty() => ErrorKind::DeadlineExceeded { timeout: request.timeout },
                 (true, _) => return Err(self.no_choice(progress, request, &snapshot)),
             };
-            return Err(self.error(kind, std::mem::take(&mut progress.attempts)));
+            return Err(self.give_up(progress, kind));
         }
         progress.rounds += 1;
         progress.tried.clone_from(&progress.burnt);
@@ -436,13 +423,12 @@ impl Inner {
     fn no_choice<P: ?Sized>(&self, progress: &mut Progress, request: &Request<'_, P>, snapshot: &Snapshot) -> Error {
         let asked = request.asked(Instant::now(), &progress.tried, progress.probed);
         self.record_no_node(&mut progress.trace, &asked, snapshot);
-        let mut attempts = std::mem::take(&mut progress.attempts);
         let Some(kind) = progress.last.take() else {
             let troubles = snapshot.all.iter().filter_map(|l| Some((l.member.addr, l.trouble.as_ref()?)));
-            attempts.extend(troubles.map(|(node, trouble)| attempt(node, Duration::ZERO, trouble)));
-            return self.error(snapshot.no_node(), attempts);
+            progress.attempts.extend(troubles.map(|(node, trouble)| attempt(node, Duration::ZERO, trouble)));
+            return self.give_up(progress, snapshot.no_node());
         };
-        self.error(kind, attempts).with_not_repeated(progress.not_repeated)
+        self.give_up(progress, kind)
     }
 
     pub(crate) async fn notify<P: Serialize + ?Sized>(&self, method: &str, params: &P) -> Result<(), Error> {

@@ -21,6 +21,7 @@ mod call;
 mod channel;
 mod client;
 mod decisions;
+mod ended;
 mod expire;
 mod greet;
 mod hedge;

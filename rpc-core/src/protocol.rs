@@ -88,7 +88,7 @@ error_codes! {
     /// The server has no such method.
     METHOD_NOT_FOUND = -32601, "method_not_found", started: false, retry: false;
     /// The params do not fit the method.
-    INVALID_PARAMS = -32602, "invalid_params", started: false, retry: false;
+    INVALID_PARAMS = -32602, "invalid_params", started: true, retry: false;
     /// The handler failed in a way it did not foresee, such as a panic.
     INTERNAL_ERROR = -32603, "internal_error", started: true, retry: false;
     /// The time that the caller allowed is over.

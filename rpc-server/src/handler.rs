@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 
 use crate::computing::on_blocking_pool;
 use crate::context::{Call, Context};
-use crate::handler_error::from_handler;
+use crate::handler_error::{from_handler, unfit_params};
 use crate::pending::panicked;
 use crate::reply::Reply;
 
@@ -206,7 +206,7 @@ fn params_again<P: DeserializeOwned>(text: &[u8]) -> Result<P, RpcError> {
     let error = match serde_path_to_error::deserialize::<_, P>(&mut deserializer) {
         Err(error) => error,
         // What follows the first value is the trouble.
-        Ok(_) => return Err(RpcError::invalid_params("the params are not one JSON value")),
+        Ok(_) => return Err(unfit_params("the params are not one JSON value", ".")),
     };
     let path = error.path().to_string();
     let reason = without_type_names(&error.inner().to_string());
@@ -214,7 +214,7 @@ fn params_again<P: DeserializeOwned>(text: &[u8]) -> Result<P, RpcError> {
         "." => format!("params: {reason}"),
         path => format!("params: `{path}`: {reason}"),
     };
-    Err(RpcError::invalid_params(message).with_data(&serde_json::json!({ "path": path })))
+    Err(unfit_params(message, &path))
 }
 
 /// Serde names the handler's own types, which mean nothing to a caller: `struct Order` becomes

@@ -1,4 +1,4 @@
-//! Which errors a handler may answer with.
+//! Errors that say whether the handler ran.
 
 use std::ops::RangeInclusive;
 
@@ -14,7 +14,7 @@ const RESERVED: RangeInclusive<i64> = -32768..=-32000;
 #[cold]
 pub(crate) fn from_handler(error: RpcError) -> RpcError {
     let honest = match protocol::error_code(error.code) {
-        Some(known) => known.started || error.code == code::INVALID_PARAMS,
+        Some(_) => !error.is_unstarted(),
         None => !RESERVED.contains(&error.code),
     };
     if honest {
@@ -22,6 +22,13 @@ pub(crate) fn from_handler(error: RpcError) -> RpcError {
     }
     let message = format!("the handler was answered with {}: {}", error.name(), error.message);
     RpcError::new(code::UPSTREAM, message).with_data(&serde_json::json!({ "upstream": error }))
+}
+
+/// The error for params that no handler has seen. That is in its data, for a handler may give
+/// the code too.
+#[cold]
+pub(crate) fn unfit_params(message: impl Into<String>, path: &str) -> RpcError {
+    RpcError::invalid_params(message).with_data(&serde_json::json!({ "path": path, "started": false }))
 }
 
 #[cfg(test)]
@@ -32,9 +39,8 @@ mod tests {
     fn a_handler_cannot_say_that_it_did_not_run() {
         for known in protocol::ERROR_CODES {
             let sent = from_handler(RpcError::new(known.code, "said").with_data(&[1]));
-            let started = protocol::error_code(sent.code).unwrap().started;
-            assert!(started || sent.code == code::INVALID_PARAMS, "{}", known.name);
-            if !known.started && known.code != code::INVALID_PARAMS {
+            assert!(!sent.is_unstarted(), "{}", known.name);
+            if !known.started {
                 assert_eq!(sent.code, code::UPSTREAM);
                 let data: serde_json::Value = serde_json::from_str(sent.data.unwrap().get()).unwrap();
                 let original = serde_json::json!({ "code": known.code, "message": "said", "data": [1] });
@@ -45,5 +51,8 @@ mod tests {
             assert_eq!(from_handler(RpcError::new(theirs, "")).code, sent, "{theirs}");
         }
         assert_eq!(from_handler(RpcError::new(0, "")).code, 0);
+        assert_eq!(from_handler(RpcError::invalid_params("no such room")).code, code::INVALID_PARAMS);
+        assert!(unfit_params("params", ".").is_unstarted());
+        assert_eq!(from_handler(unfit_params("passed on", ".")).code, code::UPSTREAM);
     }
 }

@@ -23,6 +23,7 @@ use crate::connection::Connection;
 use crate::context::Call;
 use crate::discover;
 use crate::handler::{BoxInvocation, Method};
+use crate::handler_error::unfit_params;
 use crate::links::{Links, signal};
 use crate::load::Load;
 use crate::router::Router;
@@ -405,8 +406,9 @@ impl Shared {
     pub(crate) fn probe(&self, request: &Request<'_>) -> Result<LoadText, RpcError> {
         let (method,) = match request.params {
             None => (0,),
-            Some(params) => serde_json::from_slice(params)
-                .map_err(|e| RpcError::invalid_params(format!("{}: {e}", protocol::PROBE)))?,
+            Some(params) => {
+                serde_json::from_slice(params).map_err(|e| unfit_params(format!("{}: {e}", protocol::PROBE), "."))?
+            }
         };
         Ok(LoadText::new(&self.load.report(method)))
     }

@@ -1,13 +1,14 @@
 //! How calls fail: what may be repeated, and what the caller is told.
 
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use rpc_client::{CallOptions, Client, Error, ErrorKind, NotRepeated};
+use rpc_client::{CallOptions, Client, ClientConfig, Error, ErrorKind, NotRepeated};
 use rpc_core::protocol::{ERROR_CODES, code};
-use rpc_server::{RpcError, Server, ServerBuilder};
+use rpc_server::{ConcurrencyLimit, RpcError, Server, ServerBuilder, ServerConfig};
 use rpc_tests::cluster::{Node, any_port, connected, dead_address, nodes_are};
 use rpc_tests::raw::RawPeer;
 use serde_json::{Value, json};
@@ -40,12 +41,27 @@ async fn a_call_whose_handler_failed_runs_once_whatever_the_code() {
         let error = client.call::<_, Value>("fail", &(code,)).await.unwrap_err();
         assert_eq!(ran.load(Ordering::SeqCst), 1, "code {code}: {error}");
         let answer = remote(&error);
-        let started = ERROR_CODES.iter().find(|known| known.code == answer.code).is_none_or(|known| known.started);
-        assert!(started || answer.code == code::INVALID_PARAMS, "code {code} arrived as {}", answer.code);
+        assert!(!error.is_unsent(), "code {code} arrived as {}", answer.code);
         if answer.code == code::UPSTREAM && code != code::UPSTREAM {
             let data: Value = serde_json::from_str(answer.data.as_ref().unwrap().get()).unwrap();
             assert_eq!(data["upstream"], json!({ "code": code, "message": "ran", "data": [1] }));
         }
+    }
+}
+
+#[tokio::test]
+async fn params_that_no_handler_has_seen_are_told_apart_from_those_that_one_refused() {
+    let ran = Arc::new(AtomicUsize::new(0));
+    for concurrency in [ConcurrencyLimit::Unlimited, ConcurrencyLimit::Fixed(NonZeroUsize::MIN)] {
+        let config = ServerConfig { concurrency, ..ServerConfig::default() };
+        let node = Node::start(failing(&ran).config(config)).await;
+        let client = Client::connect(&format!("static:{}", node.addr)).await.unwrap();
+        connected(&client, 1).await;
+        ran.store(0, Ordering::SeqCst);
+        let unseen = client.call::<_, Value>("fail", &("tea",)).await.unwrap_err();
+        assert_eq!((unseen.name(), unseen.is_unsent(), ran.load(Ordering::SeqCst)), ("invalid_params", true, 0));
+        let refused = client.call::<_, Value>("fail", &(code::INVALID_PARAMS,)).await.unwrap_err();
+        assert_eq!((refused.name(), refused.is_unsent(), ran.load(Ordering::SeqCst)), ("invalid_params", false, 1));
     }
 }
 
@@ -108,6 +124,45 @@ async fn a_node_that_refuses_is_asked_with_pauses_and_not_for_ever() {
         assert_eq!(remote(&error).code, code, "{error}");
         assert_eq!((asked.load(Ordering::SeqCst), error.attempts().len()), (most, most));
         assert!(error.is_unsent());
+    }
+}
+
+/// A node that says hello, takes one call and is gone.
+async fn losing() -> SocketAddr {
+    let listener = tokio::net::TcpListener::bind(any_port()).await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let mut peer = RawPeer::new(listener.accept().await.unwrap().0);
+        drop(listener);
+        while let Some(request) = peer.receive().await {
+            let request: Value = serde_json::from_str(&request).unwrap();
+            match request["method"].as_str() {
+                Some("any") => return,
+                Some("rpc.hello") => {
+                    let answer = json!({ "jsonrpc": "2.0", "id": request["id"], "result": { "version": 1 } });
+                    peer.send(&answer.to_string()).await;
+                }
+                _ => {}
+            }
+        }
+    });
+    addr
+}
+
+#[tokio::test]
+async fn a_call_lost_at_one_node_and_refused_by_another_is_not_called_unsent() {
+    for code in [code::OVERLOADED, code::DRAINING, code::PERMISSION_DENIED] {
+        let (lost_at, (refuses, _)) = (losing().await, refusing(code).await);
+        let config = ClientConfig { call_timeout: Duration::from_millis(300), ..ClientConfig::default() };
+        let prefers = Box::new(crate::failover::Prefer(lost_at));
+        let url = format!("static:{lost_at},{refuses}");
+        let client = Client::builder().config(config).policy(prefers).connect(&url).await.unwrap();
+        connected(&client, 2).await;
+        let options = CallOptions::new().idempotent();
+        let error = client.call_with::<_, Value>("any", &(), &options).await.unwrap_err();
+        assert_eq!((remote(&error).code, error.attempts()[0].node), (code, lost_at), "{error:?}");
+        assert!(remote(&error).is_unstarted() && !error.is_unsent(), "{error:?}");
+        assert!(error.hint().starts_with("the call may have run in an earlier attempt; "), "{error:?}");
     }
 }
 

@@ -58,7 +58,7 @@ async fn linked(name: &'static str, ledger: &Ledger) -> (Node, Link) {
 }
 
 /// Always the node at this address while it can be chosen, else the first other.
-struct Prefer(SocketAddr);
+pub(crate) struct Prefer(pub(crate) SocketAddr);
 
 impl Policy for Prefer {
     fn pick(&mut self, view: &dyn View, pick: &Pick<'_>) -> Option<usize> {

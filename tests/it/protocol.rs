@@ -94,7 +94,8 @@ fn messages_are_written_as_the_golden_files_have_them() {
     written("ping_answer", |out| put_result(out, &Id::Number(1), None, &(), LIMIT).unwrap());
     written("error", |out| {
         let text = "params: `ms`: invalid type: string \"soon\", expected u64 at line 1 column 12";
-        put_error(out, &id, None, &RpcError::invalid_params(text).with_data(&json!({"path": "ms"})), LIMIT);
+        let data = json!({"path": "ms", "started": false});
+        put_error(out, &id, None, &RpcError::invalid_params(text).with_data(&data), LIMIT);
     });
 }
 

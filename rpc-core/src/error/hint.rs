@@ -3,6 +3,9 @@
 use super::{Error, ErrorKind, NotRepeated, RegistryState, RpcError};
 use crate::protocol::code;
 
+/// How hints begin that say so; no longer true when an earlier attempt may have started the call.
+const DID_NOT_RUN: &str = "the call did not run; ";
+
 pub(super) fn of(error: &Error) -> String {
     let hint = match error.kind() {
         ErrorKind::Config(_) => {
@@ -22,6 +25,12 @@ pub(super) fn of(error: &Error) -> String {
         ErrorKind::DeadlineExceeded { .. } => {
             "allow more time with `CallOptions::timeout`, or see with `Client::nodes` which node hangs"
         }
+        ErrorKind::Remote { error: answer, .. } if answer.is_unstarted() && !error.is_unsent() => {
+            return format!(
+                "the call may have run in an earlier attempt; {}",
+                remote(answer).trim_start_matches(DID_NOT_RUN)
+            );
+        }
         ErrorKind::Remote { error, .. } => remote(error),
         ErrorKind::Transport { sent: true, .. } => match error.not_repeated() {
             Some(NotRepeated::OftenEnough) => {
@@ -38,6 +47,9 @@ pub(super) fn of(error: &Error) -> String {
                  `CallOptions::idempotent`, and it is repeated"
             }
         },
+        ErrorKind::Transport { sent: false, .. } if !error.is_unsent() => {
+            "the call may have run in an earlier attempt; check that the node listens at that address"
+        }
         ErrorKind::Transport { sent: false, .. } => "the call did not run; check that the node listens at that address",
         ErrorKind::Decode { .. } => "ask for the type that the method returns",
         ErrorKind::TooLarge { .. } => "send less, or raise `message_bytes_max` on both sides",

@@ -33,7 +33,7 @@ impl RpcError {
     ///
     /// A handler that returns a code of the protocol which promises that the call was not started
     /// (such as `overloaded`, passed on from another service) has run all the same: the server sends
-    /// it as `upstream`, with the original in its data. `invalid_params` goes out as it is.
+    /// it as `upstream`, with the original in its data.
     pub fn new(code: i64, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), data: None }
     }
@@ -79,6 +79,18 @@ impl RpcError {
         protocol::error_code(self.code).is_some_and(|known| known.retry)
     }
 
+    /// Whether the server says that it did not start the call: by the code, or of `invalid_params`,
+    /// which a handler may give too, by `data.started`.
+    pub fn is_unstarted(&self) -> bool {
+        #[derive(Deserialize)]
+        struct Data {
+            started: bool,
+        }
+        let by_data = || self.data_as().is_some_and(|data: Data| !data.started);
+        let by_code = protocol::error_code(self.code).is_some_and(|known| !known.started);
+        by_code || self.code == code::INVALID_PARAMS && by_data()
+    }
+
     /// The stable name of a protocol code, or `application`.
     pub fn name(&self) -> &'static str {
         protocol::error_code(self.code).map_or("application", |c| c.name)
@@ -99,6 +111,7 @@ struct Report {
     attempts: Vec<Attempt>,
     registry: Option<RegistryState>,
     not_repeated: Option<NotRepeated>,
+    started: bool,
 }
 
 /// What went wrong. A kind exists where a caller would act differently.
@@ -289,16 +302,26 @@ impl Error {
         self
     }
 
+    /// The same error of a call of which an attempt before the last one may have started it, or none.
+    #[must_use]
+    pub fn with_started(mut self, started: bool) -> Self {
+        self.0.started = started;
+        self
+    }
+
     /// All that is known, in several lines for people: cause and stable name, attempts, registry, and
     /// `next` as what to do. Control characters of other programs are escaped.
     pub fn to_text(&self, next: &str) -> String {
         text::of(self, next)
     }
 
-    /// Whether the failed call provably was never started anywhere.
+    /// Whether the failed call provably was never started anywhere, by none of its attempts.
     pub fn is_unsent(&self) -> bool {
+        if self.0.started {
+            return false;
+        }
         match &self.0.kind {
-            ErrorKind::Remote { error, .. } => protocol::error_code(error.code).is_some_and(|c| !c.started),
+            ErrorKind::Remote { error, .. } => error.is_unstarted(),
             ErrorKind::Transport { sent, .. } => !sent,
             ErrorKind::DeadlineExceeded { .. } | ErrorKind::Decode { .. } => false,
             ErrorKind::Config(_)
@@ -328,7 +351,7 @@ impl From<Error> for RpcError {
 
 impl From<ErrorKind> for Error {
     fn from(kind: ErrorKind) -> Self {
-        Self(Box::new(Report { kind, attempts: Vec::new(), registry: None, not_repeated: None }))
+        Self(Box::new(Report { kind, attempts: Vec::new(), registry: None, not_repeated: None, started: false }))
     }
 }
 

@@ -17,6 +17,7 @@ use crate::Method;
 use crate::access::Caller;
 use crate::context::Call;
 use crate::handler::{BoxInvocation, Invocation};
+use crate::handler_error::unfit_params;
 use crate::reply::Reply;
 
 /// A call that waits for its permit, and then runs. Until then its handler is not even made, so that
@@ -49,8 +50,7 @@ impl Waiting {
     pub(super) fn new(ticket: Ticket, method: &Arc<Method>, call: &Call<'_>, limit: usize) -> Result<Self, RpcError> {
         let request = call.request;
         if let Some(params) = request.params {
-            serde_json::from_slice::<&RawValue>(params)
-                .map_err(|e| RpcError::invalid_params(format!("params: {e}")))?;
+            serde_json::from_slice::<&RawValue>(params).map_err(|e| unfit_params(format!("params: {e}"), "."))?;
         }
         let request = Box::new(Owned {
             method: method.clone(),

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use super::{Connection, batch};
 use crate::access::{Caller, Credential, STRANGER_BYTES_MAX, unauthenticated};
 use crate::context::Call;
+use crate::handler_error::unfit_params;
 use crate::load::{Account, Running};
 use crate::pending::poll_caught;
 use crate::reply::Reply;
@@ -139,8 +140,8 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
 
     fn hello(&mut self, request: &Request<'_>) -> Result<serde_json::Value, RpcError> {
         let params = request.params.unwrap_or(b"null");
-        let hello: Hello = serde_json::from_slice(params)
-            .map_err(|e| RpcError::invalid_params(format!("{}: {e}", protocol::HELLO)))?;
+        let hello: Hello =
+            serde_json::from_slice(params).map_err(|e| unfit_params(format!("{}: {e}", protocol::HELLO), "."))?;
         let shared = self.shared.clone();
         let ours = &shared.incarnation;
         if hello.version != PROTOCOL_VERSION {

@@ -26,6 +26,12 @@ pub(crate) fn step(error: &Error, common: &Common) -> String {
         }
         ErrorKind::NoNode => format!("start a server: `rpc-server --port 0 --registry '{url}'`"),
         ErrorKind::DeadlineExceeded { .. } => more_time(url),
+        ErrorKind::Remote { error: answer, .. }
+            if !error.is_unsent() && matches!(answer.code, code::OVERLOADED | code::REFUSED) =>
+        {
+            "the call may have run in an earlier attempt; call less, add servers, or allow more time with --timeout"
+                .to_owned()
+        }
         ErrorKind::Remote { error: answer, .. } => match answer.code {
             code::METHOD_NOT_FOUND => format!("`rpc-client methods --registry '{url}'` lists what the servers offer"),
             code::DEADLINE_EXCEEDED => more_time(url),
@@ -42,6 +48,7 @@ pub(crate) fn step(error: &Error, common: &Common) -> String {
             }
             Some(_) => error.hint(),
         },
+        ErrorKind::Transport { sent: false, .. } if !error.is_unsent() => error.hint(),
         ErrorKind::Transport { sent: false, .. } => {
             format!("the call did not run; `rpc-client doctor --registry '{url}'` says what answers at that address")
         }
