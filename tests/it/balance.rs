@@ -170,11 +170,10 @@ async fn a_node_that_gets_the_long_calls_keeps_its_share_of_the_others() {
         async move { other.call::<_, ()>("long", &()).await }
     });
     long.more(3).await;
-    let shares = shares(&client, 4, 1200).await;
+    // So many, because a busy machine makes one of two nodes look slower for a while.
+    let shares = shares(&client, 4, 3600).await;
     long.stop().await;
-    // The simulator has the share to a few percent (`rpc-sim/tests/fastest.rs`). A busy machine makes one of
-    // two nodes look slower for a while; by response times the first node would get a fifth.
-    assert!((420..=780).contains(&shares[&1]), "{shares:?}");
+    assert!((1620..=1980).contains(&shares[&1]), "{shares:?}");
 }
 
 /// What an entry was, each time the list changed.
