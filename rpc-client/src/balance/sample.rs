@@ -49,14 +49,16 @@ pub(super) fn two(view: &dyn View, pick: &Pick<'_>, random: &mut Random) -> Draw
 
 /// Indices of up to `count` different nodes that may be chosen and answer probes.
 pub(super) fn several(view: &dyn View, pick: &Pick<'_>, random: &mut Random, count: usize) -> Vec<usize> {
+    let len = view.len();
     let mut drawn = Vec::with_capacity(count);
     // Enough to find three of four in a cluster as small as that, most of the time.
     for _ in 0..count * 4 {
-        if drawn.len() == count.min(view.len()) {
+        if drawn.len() == count.min(len) {
             break;
         }
-        let index = random.below(view.len());
-        if !drawn.contains(&index) && view.reports(index) && !pick.is_excluded(view.id(index)) {
+        let index = random.below(len);
+        let excluded = || !pick.excluded.is_empty() && pick.is_excluded(view.id(index));
+        if !drawn.contains(&index) && view.reports(index) && !excluded() {
             drawn.push(index);
         }
     }

@@ -31,6 +31,8 @@ pub(super) struct Entry {
     counted: bool,
     /// What the view said about the node, read again after each report.
     seen: Option<Seen>,
+    /// A ratio of idle times and what is left of it without noise: it only changes with reports.
+    shrunk: (f64, f64),
     pub(super) standing: Standing,
 }
 
@@ -70,6 +72,7 @@ impl Entry {
             mean_others: None,
             counted: false,
             seen: None,
+            shrunk: (1.0, 1.0),
             standing: Standing { ratio: 1.0, any_us: 1.0, slowdown: 1.0, until_us: 0.0, in_flight: 0.0, failure: 0.0 },
         }
     }
@@ -110,8 +113,12 @@ impl Entry {
         let mean = self.mean_others.unwrap_or(self.others);
         let in_flight = mean + (self.others - mean) * kept + seen.own;
         let failure = seen.failure.max(self.report.errors);
+        let ratio = usual.ratio(self.known);
+        if ratio != self.shrunk.0 {
+            self.shrunk = (ratio, shrunk(ratio, settings.noise));
+        }
         self.standing = Standing {
-            ratio: shrunk(usual.ratio(self.known), settings.noise) / seen.weight,
+            ratio: self.shrunk.1 / seen.weight,
             any_us: any_us / seen.weight,
             slowdown: expected_us(1.0, (in_flight + 1.0) / self.report.concurrency, failure),
             until_us: now_us + STANDING_KEPT * fades_us,

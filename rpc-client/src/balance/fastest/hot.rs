@@ -24,6 +24,10 @@ pub(super) struct Hot {
     pub(super) by_ratio: Each<f64>,
     /// Expected time, in microseconds, of a method that no node has answered.
     pub(super) by_any: Each<f64>,
+    /// Places whose costs do not hold any longer, a bit each.
+    spoiled: u32,
+    /// Until when all other costs are near enough.
+    due_us: f64,
 }
 
 impl Default for Hot {
@@ -34,6 +38,8 @@ impl Default for Hot {
             until_us: [f64::INFINITY; REPORTS_MAX],
             by_ratio: [f64::INFINITY; REPORTS_MAX],
             by_any: [f64::INFINITY; REPORTS_MAX],
+            spoiled: 0,
+            due_us: f64::INFINITY,
         }
     }
 }
@@ -53,11 +59,32 @@ impl Hot {
     /// The costs do not hold any longer.
     pub(super) fn spoil(&mut self, place: usize) {
         self.until_us[place] = f64::NEG_INFINITY;
+        self.spoiled |= 1 << place;
+    }
+
+    /// The costs hold until then.
+    pub(super) fn worked_out(&mut self, place: usize, until_us: f64, [by_ratio, by_any]: [f64; 2]) {
+        self.until_us[place] = until_us;
+        self.due_us = self.due_us.min(until_us);
+        (self.by_ratio[place], self.by_any[place]) = (by_ratio, by_any);
+    }
+
+    /// The places whose costs have to be worked out again: usually the one that was called last.
+    pub(super) fn take_due(&mut self, now_us: f64) -> u32 {
+        let spoiled = std::mem::take(&mut self.spoiled);
+        if now_us < self.due_us {
+            return spoiled;
+        }
+        let later = self.until_us.iter().filter(|&&until_us| until_us > now_us);
+        self.due_us = later.fold(f64::INFINITY, |least, &until_us| least.min(until_us));
+        within(&self.until_us, now_us)
     }
 
     /// Takes out one of `len` reports; the last one takes its place.
     pub(super) fn swap_remove(&mut self, place: usize, len: usize) {
         let last = len - 1;
+        // Their bits do not move with them.
+        self.due_us = f64::NEG_INFINITY;
         let empty = Self::default();
         self.nodes[place] = std::mem::replace(&mut self.nodes[last], NOBODY);
         let values = [
@@ -78,25 +105,39 @@ impl Hot {
     /// What a call is expected to take at each, in microseconds, given what its method usually takes.
     pub(super) fn expected(&self, usual_us: Option<f64>) -> Each<f64> {
         let (factor, costs) = usual_us.map_or((1.0, &self.by_any), |us| (us, &self.by_ratio));
-        costs.map(|cost| factor * cost)
+        let mut expected = *costs;
+        expected.iter_mut().for_each(|cost| *cost *= factor);
+        expected
     }
 
-    /// How many of the nodes that may be called were heard of after this.
-    pub(super) fn newer(&self, expected: &Each<f64>, than_us: f64) -> usize {
-        let newer = expected.iter().zip(&self.at_us).map(|(us, &at)| (*us < f64::INFINITY) & (at > than_us));
-        newer.map(usize::from).sum()
+    /// How many of the nodes that may be called were heard of after this; no more than `enough` are
+    /// counted, of which a busy client finds the first ones.
+    pub(super) fn newer(&self, expected: &Each<f64>, than_us: f64, enough: usize) -> usize {
+        let newer = expected.iter().zip(&self.at_us).filter(|(us, at_us)| **us < f64::INFINITY && **at_us > than_us);
+        newer.take(enough).count()
     }
 }
 
 /// The lowest value; infinite if there is none.
 pub(super) fn lowest(values: &Each<f64>) -> f64 {
-    values.iter().fold(f64::INFINITY, |least, &value| if value < least { value } else { least })
+    let lower = |least: f64, value: f64| if value < least { value } else { least };
+    // Four at a time: one after the other each comparison would wait for the last one.
+    let mut least = [f64::INFINITY; 4];
+    for four in values.chunks_exact(4) {
+        least.iter_mut().zip(four).for_each(|(least, &value)| *least = lower(*least, value));
+    }
+    least.into_iter().fold(f64::INFINITY, lower)
+}
+
+/// The places whose values are not above `limit`, a bit each.
+fn within(values: &Each<f64>, limit: f64) -> u32 {
+    let bit = |(place, &value): (usize, &f64)| u64::from(value <= limit) << place;
+    values.iter().enumerate().map(bit).fold(0, |all, bit| all | bit) as u32
 }
 
 /// Any of the places whose values are not above `limit`, all equally likely.
 pub(super) fn any_within(values: &Each<f64>, limit: f64, random: &mut Random) -> Option<usize> {
-    let bit = |(place, &value): (usize, &f64)| u32::from(value <= limit) << place;
-    let mut places = values.iter().enumerate().map(bit).fold(0, |all, bit| all | bit);
+    let mut places = within(values, limit);
     let count = places.count_ones() as usize;
     if count > 1 {
         for _ in 0..random.below(count) {
@@ -129,8 +170,28 @@ mod tests {
             let left = (0..3u64).filter(|&node| node != taken as u64).map(|node| hot.place(NodeId(node)));
             assert!(left.clone().all(|place| place.is_some_and(|place| place < 2)), "{:?}", hot.nodes);
             assert_eq!(hot.expected(Some(1.0)).iter().filter(|us| us.is_finite()).count(), 2);
-            assert_eq!(hot.newer(&hot.expected(None), f64::NEG_INFINITY), 2);
+            assert_eq!(hot.newer(&hot.expected(None), f64::NEG_INFINITY, 3), 2);
         }
+    }
+
+    #[test]
+    fn costs_are_worked_out_again_once_when_their_time_has_come_or_something_changed() {
+        let mut hot = Hot::default();
+        (0..3).for_each(|place| hot.set(place, NodeId(place as u64), 0.0));
+        assert_eq!(hot.take_due(1.0), 0b111, "they are new");
+        (0..3).for_each(|place| hot.worked_out(place, 10.0 + place as f64, [1.0; 2]));
+        assert_eq!(hot.take_due(9.0), 0);
+        hot.spoil(2);
+        assert_eq!(hot.take_due(9.0), 0b100);
+        hot.worked_out(2, 12.0, [1.0; 2]);
+        assert_eq!(hot.take_due(10.0), 0b001);
+        hot.worked_out(0, 20.0, [1.0; 2]);
+        assert_eq!(hot.take_due(10.5), 0);
+        hot.spoil(2);
+        hot.swap_remove(0, 3);
+        assert_eq!(hot.take_due(11.0), 0b011, "the last one took the first place, and the second is due");
+        (0..2).for_each(|place| hot.worked_out(place, 12.0, [1.0; 2]));
+        assert_eq!(hot.take_due(11.0), 0);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use self::reports::{Best, Reports};
+use self::reports::{Best, FRESH_MIN, Reports};
 pub use self::settings::FastestSettings;
 use super::places::Places;
 use super::sample::{self, Drawn};
@@ -91,7 +91,7 @@ impl Fastest {
     /// Whether too little is known to choose.
     fn is_cold(&self, view: &dyn View, pick: &Pick<'_>, best: &Best) -> bool {
         let others = view.len().saturating_sub(self.silent.len().max(pick.excluded.len()));
-        best.fresh < others.min(2)
+        best.fresh < others.min(FRESH_MIN)
     }
 
     fn probe(&self, view: &dyn View, pick: &Pick<'_>, count: usize, wait_for: usize) -> Option<Decision> {

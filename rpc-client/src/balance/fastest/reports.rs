@@ -13,6 +13,9 @@ use crate::balance::{NodeId, Pick, Random, Score, View};
 /// An older report says too little about a node to call it.
 const AGE_MAX_US: f64 = 5e6;
 
+/// With fewer fresh reports too little is known to choose.
+pub(super) const FRESH_MIN: usize = 2;
+
 /// Weight of a report in the mean expected time.
 const EXPECTED_GAIN: f64 = 0.02;
 
@@ -49,7 +52,7 @@ pub(super) struct Best {
     /// What the call is expected to take at the best of the others, in microseconds; infinite if
     /// there is none.
     pub(super) second_us: f64,
-    /// Reports not older than twice the usual expected time.
+    /// Reports not older than twice the usual expected time, counted up to [`FRESH_MIN`].
     pub(super) fresh: usize,
 }
 
@@ -126,8 +129,8 @@ impl Reports {
         settings: &FastestSettings,
     ) -> Best {
         let now_us = self.micros(pick.now);
-        let mut expected = self.expected(view, pick, places, settings);
-        let fresh = self.hot.newer(&expected, now_us - 2.0 * self.expected_us.unwrap_or(0.0));
+        let mut expected = self.expected(view, pick, places, (now_us, settings));
+        let fresh = self.hot.newer(&expected, now_us - 2.0 * self.expected_us.unwrap_or(0.0), FRESH_MIN);
         let limit = (lowest(&expected) * (1.0 + settings.tie)).min(f64::MAX);
         // The numbers that draw the nodes to compare must not be those that break a tie.
         let place = any_within(&expected, limit, &mut Random::new(!pick.seed));
@@ -152,7 +155,7 @@ impl Reports {
         // To look at a node is to learn of it, which is left to the decision.
         let mut reports = self.clone();
         let now_us = reports.micros(pick.now);
-        let expected = reports.expected(view, pick, places, settings);
+        let expected = reports.expected(view, pick, places, (now_us, settings));
         let usual_us = reports.usual.us(pick.method);
         let there = |entry: &Entry| entry.index < view.len() && view.id(entry.index) == entry.node;
         let score = |((entry, cost), at_us): ((&Entry, f64), f64)| {
@@ -164,12 +167,17 @@ impl Reports {
 
     /// What a call is expected to take at the node of each report, in microseconds: infinite where it
     /// may not go.
-    fn expected(&mut self, view: &dyn View, pick: &Pick<'_>, places: &Places, settings: &FastestSettings) -> Each<f64> {
-        let now_us = self.micros(pick.now);
-        for place in 0..self.entries.len() {
-            if self.hot.until_us[place] <= now_us {
-                self.work_out(place, view, places, now_us, settings);
-            }
+    fn expected(
+        &mut self,
+        view: &dyn View,
+        pick: &Pick<'_>,
+        places: &Places,
+        (now_us, settings): (f64, &FastestSettings),
+    ) -> Each<f64> {
+        let mut due = self.hot.take_due(now_us);
+        while due != 0 {
+            self.work_out(due.trailing_zeros() as usize, view, places, now_us, settings);
+            due &= due - 1;
         }
         let mut expected = self.hot.expected(self.usual.us(pick.method));
         for &node in pick.excluded {
@@ -183,15 +191,14 @@ impl Reports {
     fn work_out(&mut self, place: usize, view: &dyn View, places: &Places, now_us: f64, settings: &FastestSettings) {
         let age_us = now_us - self.hot.at_us[place];
         let entry = &mut self.entries[place];
-        let costs = if age_us <= AGE_MAX_US && entry.work_out(view, places, &mut self.usual, (now_us, age_us), settings)
-        {
+        if age_us <= AGE_MAX_US && entry.work_out(view, places, &mut self.usual, (now_us, age_us), settings) {
             let standing = entry.standing;
-            self.hot.until_us[place] = standing.until_us.min(self.hot.at_us[place] + AGE_MAX_US);
-            [standing.ratio, standing.any_us].map(|idle| (idle * standing.slowdown).min(f64::MAX))
+            let until_us = standing.until_us.min(self.hot.at_us[place] + AGE_MAX_US);
+            let costs = [standing.ratio, standing.any_us].map(|idle| (idle * standing.slowdown).min(f64::MAX));
+            self.hot.worked_out(place, until_us, costs);
         } else {
-            [f64::INFINITY; 2]
-        };
-        [self.hot.by_ratio[place], self.hot.by_any[place]] = costs;
+            self.hot.worked_out(place, f64::NEG_INFINITY, [f64::INFINITY; 2]);
+        }
     }
 
     fn oldest(&self) -> usize {
