@@ -148,13 +148,14 @@ impl Sample {
         Self { memory: processes.map(resident_kib), files: processes.map(open_files) }
     }
 
-    fn greatest(samples: &[Self]) -> Self {
+    /// The most memory, and the files that stayed open: some more are open for a moment whenever a client comes.
+    fn of_all(samples: &[Self]) -> Self {
         samples
             .iter()
             .copied()
             .reduce(|a, b| Self {
                 memory: [0, 1].map(|n| a.memory[n].max(b.memory[n])),
-                files: [0, 1].map(|n| a.files[n].max(b.files[n])),
+                files: [0, 1].map(|n| a.files[n].min(b.files[n])),
             })
             .unwrap()
     }
@@ -203,12 +204,12 @@ async fn memory_and_files_stay_as_they_are_while_clients_come_and_go() {
     let (steady, came) = (steady.await.unwrap(), coming_and_going.await.unwrap());
     assert!(steady > 100 && came > 10, "{steady} calls, {came} clients");
     // The first third is for caches and pools to fill.
-    let (middle, last) = (Sample::greatest(&samples[20..40]), Sample::greatest(&samples[40..]));
+    let (middle, last) = (Sample::of_all(&samples[20..40]), Sample::of_all(&samples[40..]));
     report(&format!("{steady} calls, {came} clients that came and went; {middle:?}, then {last:?}"));
     for side in [0, 1] {
         let allowed = middle.memory[side] + middle.memory[side] / 20 + 2048;
         assert!(last.memory[side] <= allowed, "memory grows: {samples:?}");
-        assert!(last.files[side] <= middle.files[side] + 8, "files stay open: {samples:?}");
+        assert!(last.files[side] <= middle.files[side] + 4, "files stay open: {samples:?}");
     }
 }
 
