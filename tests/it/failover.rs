@@ -76,6 +76,16 @@ async fn client_of(registry: &Arc<Puppet>, first: SocketAddr, count: usize) -> C
     client
 }
 
+/// A node behind a link, another one without, and a client that prefers the first.
+async fn linked_and_other(ledger: &Ledger) -> (Node, Link, Node, Client) {
+    let (a, link) = linked("a", ledger).await;
+    let b = Node::start(worker("b", ledger)).await;
+    let registry = Puppet::new();
+    registry.list([entry(&a), entry(&b)]);
+    let client = client_of(&registry, a.addr, 2).await;
+    (a, link, b, client)
+}
+
 fn start_call(client: &Client, method: &'static str, call: u64, ms: u64) -> JoinHandle<Result<String, Error>> {
     let client = client.clone();
     tokio::spawn(async move { client.call(method, &(call, ms)).await })
@@ -140,11 +150,7 @@ async fn other_calls_fail_only_where_they_may_have_run() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_had_not_left_goes_elsewhere_even_if_it_must_not_run_twice() {
     let ledger = Ledger::default();
-    let (a, link) = linked("a", &ledger).await;
-    let b = Node::start(worker("b", &ledger)).await;
-    let registry = Puppet::new();
-    registry.list([entry(&a), entry(&b)]);
-    let client = client_of(&registry, a.addr, 2).await;
+    let (a, link, b, client) = linked_and_other(&ledger).await;
     link.stall();
     // More than the kernel takes for both sockets, and less than the client lets wait.
     let calls: Vec<_> = (0..9u64)
@@ -319,11 +325,7 @@ async fn a_node_that_restarts_while_the_registry_is_away_is_used_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_falls_silent_loses_its_calls_at_once_and_comes_back() {
     let ledger = Ledger::default();
-    let (a, link) = linked("a", &ledger).await;
-    let b = Node::start(worker("b", &ledger)).await;
-    let registry = Puppet::new();
-    registry.list([entry(&a), entry(&b)]);
-    let client = client_of(&registry, a.addr, 2).await;
+    let (a, link, _b, client) = linked_and_other(&ledger).await;
     assert_eq!(client.call::<_, String>("safe", &(0, 0)).await.unwrap(), "a");
 
     link.stall();
@@ -357,11 +359,7 @@ async fn a_node_that_falls_silent_loses_its_calls_at_once_and_comes_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hedged_call_leaves_a_node_that_hangs_and_not_one_that_takes_long() {
     let ledger = Ledger::default();
-    let (a, link) = linked("a", &ledger).await;
-    let b = Node::start(worker("b", &ledger)).await;
-    let registry = Puppet::new();
-    registry.list([entry(&a), entry(&b)]);
-    let client = client_of(&registry, a.addr, 2).await;
+    let (_a, link, b, client) = linked_and_other(&ledger).await;
     let hedged = CallOptions::new().hedge();
     for call in 0..10 {
         client.call_with::<_, String>("safe", &(call, 1), &hedged).await.unwrap();

@@ -98,13 +98,12 @@ fn credentials_that_are_none_are_refused_without_being_shown() {
     }
 }
 
-#[tokio::test]
-async fn the_commands_take_credentials_from_the_environment_and_show_them_nowhere() {
-    let zk = ZooKeeper::standalone().await;
-    let url = zk.url("rpc");
+/// Runs a server and a call with credentials, after which `path` belongs to these. Returns all that the
+/// commands have shown, with everything logged.
+pub(crate) async fn shown_by_commands(zk: &ZooKeeper, url: &str, path: &str) -> String {
     let start = |name: &str, arguments: &[&str]| {
         let mut command = Command::new(binaries::path(name));
-        command.args(arguments).args(["--registry", &url]).env("RPC_ZK_AUTH", AUTH).env("RUST_LOG", "trace");
+        command.args(arguments).args(["--registry", url]).env("RPC_ZK_AUTH", AUTH).env("RUST_LOG", "trace");
         Process::start(command)
     };
     let server = start("rpc-server", &["--port", "0"]);
@@ -112,11 +111,18 @@ async fn the_commands_take_credentials_from_the_environment_and_show_them_nowher
     let client = start("rpc-client", &["call", "echo", "[1]"]).finished(SOON).await;
     assert_eq!(client.exit, Some(Exit::Code(0)), "{client:?}");
     let raw = Client::connector().with_session_timeout(SESSION).connect(&zk.servers()).await.unwrap();
-    assert_eq!(raw.set_data("/rpc", b"", None).await.unwrap_err(), Error::NoAuth);
+    assert_eq!(raw.set_data(path, b"", None).await.unwrap_err(), Error::NoAuth);
     server.terminate();
     let server = server.finished(SOON).await;
     let shown = [client.stdout, client.stderr, server.stdout, server.stderr].concat().join("\n");
     assert!(shown.contains("session"), "the log says something");
+    shown
+}
+
+#[tokio::test]
+async fn the_commands_take_credentials_from_the_environment_and_show_them_nowhere() {
+    let zk = ZooKeeper::standalone().await;
+    let shown = shown_by_commands(&zk, &zk.url("rpc"), "/rpc").await;
     assert!(!shown.contains("horse"), "{shown}");
     // As bytes, in the way that a packet would be shown.
     assert!(!shown.contains("104, 111, 114, 115, 101"), "{shown}");

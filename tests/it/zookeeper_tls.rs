@@ -1,19 +1,17 @@
 //! A ZooKeeper that is spoken to in TLS.
 
 use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 
 use rpc_core::NodeRecord;
 use rpc_core::registry::{self, Health, RegistrationStatus, Registry};
 use rpc_tests::binaries;
 use rpc_tests::certificates::{Authority, Issued};
-use rpc_tests::process::{Exit, Process, SOON};
-use rpc_tests::zk::{SESSION, Tls, ZooKeeper};
+use rpc_tests::process::{Exit, SOON};
+use rpc_tests::zk::{Tls, ZooKeeper};
 use tokio::time::timeout;
-use zookeeper_client::{Client, Error};
 
-const AUTH: &str = "orders:correct horse battery staple";
+use crate::zookeeper_auth::shown_by_commands;
 
 fn open(url: &str) -> Arc<dyn Registry> {
     registry::open(&url.parse().unwrap()).unwrap()
@@ -45,24 +43,9 @@ async fn the_commands_meet_through_tls_with_certificates_and_credentials_and_sho
     let zk = ZooKeeper::with_tls(3, Tls { authority: &authority, wants_certificate: true }).await;
     let own = authority.issue("node", &["node.shop.internal"]);
     let url = zk.tls_url("shop/orders", &authority, Some(&own));
-    let start = |name: &str, arguments: &[&str]| {
-        let mut command = Command::new(binaries::path(name));
-        command.args(arguments).args(["--registry", &url]).env("RPC_ZK_AUTH", AUTH).env("RUST_LOG", "trace");
-        Process::start(command)
-    };
-    let server = start("rpc-server", &["--port", "0"]);
-    server.stdout_line("serving ", SOON).await;
-    let client = start("rpc-client", &["call", "echo", "[1]"]).finished(SOON).await;
-    assert_eq!(client.exit, Some(Exit::Code(0)), "{client:?}");
-    let raw = Client::connector().with_session_timeout(SESSION).connect(&zk.servers()).await.unwrap();
-    // What was written there belongs to those credentials.
-    assert_eq!(raw.set_data("/shop/orders", b"", None).await.unwrap_err(), Error::NoAuth);
-    server.terminate();
-    let server = server.finished(SOON).await;
-    let shown = [client.stdout, client.stderr, server.stdout, server.stderr].concat().join("\n");
+    let shown = shown_by_commands(&zk, &url, "/shop/orders").await;
     let key = std::fs::read_to_string(&own.key).unwrap();
     let key = key.lines().nth(1).expect("PEM text has a second line");
-    assert!(shown.contains("session"), "the log says something");
     assert!(!shown.contains("horse") && !shown.contains(key), "{shown}");
 }
 
