@@ -15,6 +15,10 @@ pub(super) fn of(error: &Error) -> String {
             "params are an array (a tuple or list), an object (a struct or map) or nothing: one value is a tuple of one, \
              `&(\"tea\",)` and not `&\"tea\"`"
         }
+        ErrorKind::RegistryUnreachable { .. } if error.is_registry_refusal() => {
+            "give the client the `user:password` of somebody who may read the entries: with the option `auth_file` of the \
+             URL, or with RPC_ZK_AUTH"
+        }
         ErrorKind::RegistryUnreachable { .. } => unreachable(scheme(error.registry())),
         ErrorKind::NoNode => match error.registry() {
             Some(state) if state.listed > 0 => {

@@ -247,6 +247,12 @@ impl Error {
         self.0.registry.as_ref()
     }
 
+    /// Whether the registry answers, and does not let this client in.
+    pub fn is_registry_refusal(&self) -> bool {
+        let trouble = self.0.registry.as_ref().and_then(|state| state.trouble.as_deref());
+        trouble.is_some_and(crate::registry::is_refusal)
+    }
+
     /// The same error with the attempts that led to it.
     #[must_use]
     pub fn with_attempts(mut self, attempts: Vec<Attempt>) -> Self {

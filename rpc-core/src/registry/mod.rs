@@ -159,6 +159,14 @@ impl Health {
     }
 }
 
+/// How the trouble with a registry begins that answers, and does not let this client in.
+pub(crate) const REFUSES: &str = "ZooKeeper refuses: ";
+
+/// Whether this trouble is not that the registry cannot be reached, but that it does not let this client in.
+pub fn is_refusal(trouble: &str) -> bool {
+    trouble.starts_with(REFUSES)
+}
+
 /// Publishes a value; those who wait for a change are woken only if it is one.
 fn publish<T: PartialEq>(sender: &watch::Sender<T>, next: T) {
     sender.send_if_modified(|value| {

@@ -15,6 +15,9 @@ pub(crate) fn step(error: &Error, common: &Common) -> String {
         ErrorKind::BadRequest(_) => {
             "params are a JSON array or object: write [5] for one value, {\"ms\":5} for a named one".to_owned()
         }
+        ErrorKind::RegistryUnreachable { .. } if error.is_registry_refusal() => {
+            "set RPC_ZK_AUTH to the `user:password` of somebody who may read the entries".to_owned()
+        }
         ErrorKind::RegistryUnreachable { .. } => match target {
             Some(Target::Local(_)) => "make the directory usable, or name another with --registry local:DIR".to_owned(),
             _ => format!(

@@ -220,7 +220,8 @@ impl Candidate {
         for name in names.iter().filter(|name| name.starts_with("lock-")) {
             let path = format!("{}/{name}", self.dir);
             let ours = match session.bounded(session.client.get_data(&path)).await {
-                Err(failure) if failure.is(&zk::Error::NoNode) => false,
+                // It is gone, or made by somebody who hides it.
+                Err(Failure::Definite(zk::Error::NoNode | zk::Error::NoAuth)) => false,
                 other => other?.0 == self.id.as_bytes(),
             };
             if ours {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use zookeeper_client as zk;
 
-use crate::registry::UpdateError;
+use crate::registry::{REFUSES, UpdateError};
 
 /// Why an operation failed, by what the caller can conclude from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,12 +65,9 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Definite(zk::Error::NoAuth) => {
-                write!(
-                    f,
-                    "ZooKeeper refuses: these credentials may not do that; compare RPC_ZK_AUTH with who made the entries"
-                )
+                write!(f, "{REFUSES}these credentials may not do that; compare RPC_ZK_AUTH with who made the entries")
             }
-            Self::Definite(error) => write!(f, "ZooKeeper refuses: {error}"),
+            Self::Definite(error) => write!(f, "{REFUSES}{error}"),
             Self::Unknown(reason) => write!(f, "ZooKeeper did not answer: {reason}"),
             Self::SessionGone(reason) => write!(f, "the ZooKeeper session is over: {reason}"),
         }

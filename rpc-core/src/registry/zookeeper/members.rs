@@ -32,6 +32,9 @@ const READ_GAP: Duration = Duration::from_millis(50);
 /// Pause after a round that failed.
 const RETRY_GAP: Duration = Duration::from_millis(300);
 
+/// Pause after one that was refused. Repeating it helps only once somebody has changed the rights.
+const REFUSED_GAP: Duration = Duration::from_secs(2);
+
 /// Everything is read again this often although no event came, or up to half as often again, so that
 /// clients that started together drift apart. It should never find anything; it bounds the harm of
 /// an event that was lost, and confirms the age of the list.
@@ -151,7 +154,8 @@ impl Follower {
                     Err(failure) => {
                         debug!(%failure, "the list of nodes could not be read");
                         self.troubled(Some(failure.to_string()));
-                        Instant::now() + RETRY_GAP
+                        let refused = matches!(failure, Failure::Definite(_));
+                        Instant::now() + if refused { REFUSED_GAP } else { RETRY_GAP }
                     }
                 };
                 self.answer();
@@ -248,6 +252,10 @@ impl Follower {
                         self.table.put(*addr, &data, version(&stat), Instant::now());
                     }
                     Err(failure) if failure.is(&zk::Error::NoNode) => self.table.remove(*addr),
+                    // The others are not to suffer from it.
+                    Err(refused @ Failure::Definite(_)) => {
+                        self.table.put_hidden(*addr, refused.to_string(), Instant::now());
+                    }
                     Err(failure) => {
                         outcome = Err(failure);
                         continue;

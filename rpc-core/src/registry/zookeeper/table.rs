@@ -57,6 +57,16 @@ impl Table {
         self.nodes.insert(addr, Member { addr, record, malformed, version, changed_at: now });
     }
 
+    /// Takes in that one znode is there, and may not be read for this reason.
+    pub(super) fn put_hidden(&mut self, addr: SocketAddr, reason: String, now: Instant) {
+        if self.nodes.get(&addr).is_some_and(|known| known.malformed.as_ref() == Some(&reason)) {
+            return;
+        }
+        let (record, malformed) = (NodeRecord::unreadable(), Some(reason));
+        // No content that is read has this version, so the next that is counts as a change.
+        self.nodes.insert(addr, Member { addr, record, malformed, version: Version(0), changed_at: now });
+    }
+
     /// Takes in that there is no such znode.
     pub(super) fn remove(&mut self, addr: SocketAddr) {
         self.nodes.remove(&addr);
