@@ -195,6 +195,33 @@ async fn certificates_that_end_or_are_not_believed_are_told_with_what_mends_it()
 }
 
 #[tokio::test]
+async fn a_server_that_refuses_the_clients_certificate_is_told_with_what_mends_it() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let long_ago = Some(today() - Duration::from_secs(3 * 86_400));
+    let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();
+    let (node, ca) = (authority.issue("node", &["127.0.0.1"]), path(&authority.file()));
+    let (_dir, url) = registry();
+    let (cert, key) = (path(&node.cert), path(&node.key));
+    let (_server, addr) = serve(&["--tls-cert", &cert, "--tls-key", &key, "--tls-client-ca", &ca], &url).await;
+    let doctor = ["doctor", "--registry", &url, "--format", "json", "--tls-ca", &ca];
+    for (own, fact, mend) in [
+        (None, "got none", "give --tls-cert and --tls-key"),
+        (Some(other.issue("client", &["a.test"])), "alert DecryptError", "openssl x509 -noout -issuer -enddate -in "),
+        (Some(authority.issue_until("expired", &["a.test"], long_ago)), "CertificateExpired", "openssl x509 -noout"),
+    ] {
+        let own = own.map(|own| [path(&own.cert), path(&own.key)]);
+        let own: Vec<&str> = own.iter().flat_map(|[cert, key]| ["--tls-cert", cert, "--tls-key", key]).collect();
+        let ran = client(&[&doctor[..], &own].concat()).await.ended_with(1).json();
+        let finding = found(ran["findings"].as_array().unwrap(), "credentials", &addr);
+        assert_eq!(finding["level"], "problem", "{finding}");
+        assert!(finding["fact"].as_str().unwrap().contains(fact), "{finding}");
+        let said = finding["mend"].as_str().unwrap();
+        assert!(said.starts_with(mend), "{finding}");
+        assert!(own.is_empty() || said.contains(own[1]), "it names the file: {finding}");
+    }
+}
+
+#[tokio::test]
 async fn names_and_messages_of_servers_cannot_command_the_terminal() {
     let (_dir, url) = registry();
     let (_server, _) = serve(&["--name", "evil\x1b[2J"], &url).await;

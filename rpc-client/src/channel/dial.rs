@@ -104,7 +104,8 @@ where
     let mut out = Vec::new();
     put_request(&mut out, HELLO_ID, protocol::HELLO, &Default::default(), &params, limit)
         .map_err(|e| DialError::Protocol(e.to_string()))?;
-    write_half.write_all(&out).await.map_err(DialError::Connect)?;
+    // A server that turns clients away may have closed the connection by now; what it said can still be read.
+    let unwritten = write_half.write_all(&out).await.err();
     let mut input = FrameBuffer::new(limit);
     let answer = loop {
         match input.next_frame().map_err(|e| DialError::Protocol(e.to_string()))? {
@@ -126,7 +127,10 @@ where
             None => {}
         }
         match read_half.read(input.room()).await.map_err(DialError::Connect)? {
-            0 => return Err(DialError::Protocol("the connection was closed".into())),
+            0 => {
+                let closed = || DialError::Protocol("the connection was closed".into());
+                return Err(unwritten.map_or_else(closed, DialError::Connect));
+            }
             n => input.filled(n),
         }
     };
@@ -157,4 +161,34 @@ fn peer(answer: Result<Vec<u8>, Vec<u8>>, limit: usize) -> Result<Peer, DialErro
         idempotent: welcome.idempotent,
         message_bytes_max: welcome.message_bytes_max.unwrap_or(limit).min(limit),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use rpc_core::wire::{Id, put_error};
+    use tokio::io::{duplex, split};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_a_server_said_before_it_closed_is_heard() {
+        let (near, mut far) = duplex(1024);
+        let (addr, mut said) = ("127.0.0.1:1".parse().unwrap(), Vec::new());
+        put_error(&mut said, &Id::NULL, None, &RpcError::new(code::OVERLOADED, "full"), usize::MAX);
+        far.write_all(&said).await.unwrap();
+        // Now nothing can be written to it any more.
+        drop(far);
+        let (read_half, write_half) = split(near);
+        let options = DialOptions {
+            patience: Duration::from_secs(20),
+            incarnation: None,
+            message_bytes_max: 1024,
+            random: 0,
+            token: None,
+            #[cfg(feature = "tls")]
+            tls: None,
+        };
+        let error = hello(read_half, write_half, addr, &options).await.err().unwrap();
+        assert!(matches!(&error, DialError::Refused(error) if error.code == code::OVERLOADED), "{error:?}");
+    }
 }

@@ -14,6 +14,9 @@ pub(crate) const PING_WAIT: Duration = Duration::from_secs(5);
 /// Shortest silence with calls waiting after which a busy connection is pinged.
 pub(crate) const BUSY_SILENCE: Duration = Duration::from_millis(250);
 
+/// On long ways the silence lasts so many round trips at least.
+const ROUND_TRIPS: u32 = 4;
+
 /// How long that ping may stay unanswered before the node is suspect.
 pub(crate) const SUSPECT_AFTER: Duration = Duration::from_millis(250);
 
@@ -52,10 +55,13 @@ pub(crate) enum Verdict {
 }
 
 impl Liveness {
-    /// `random`: 64 random bits, which spread the idle pings by 20 %.
-    pub(crate) fn new(now: Instant, round_trip: Duration, random: u64) -> Self {
+    /// `hello`: the time of the first exchange. `random`: 64 random bits, which spread the idle pings by 20 %.
+    pub(crate) fn new(now: Instant, hello: Duration, random: u64) -> Self {
         let share = 0.8 + 0.2 * (random >> 11) as f64 / (1u64 << 53) as f64;
         let idle_ping = IDLE_PING.mul_f64(share);
+        // A node that was slow to answer it has told little of the way to it. The first ping tells more, and is
+        // not to be sent later for that.
+        let round_trip = hello.min(BUSY_SILENCE / ROUND_TRIPS);
         Self { last_received: now, due: None, busy_since: None, pinged: None, round_trip, idle_ping }
     }
 
@@ -90,7 +96,7 @@ impl Liveness {
     }
 
     fn busy_silence(&self) -> Duration {
-        BUSY_SILENCE.max(self.round_trip * 4)
+        BUSY_SILENCE.max(self.round_trip * ROUND_TRIPS)
     }
 
     /// What the silence up to `now` means. A `Ping` is taken as sent.
@@ -220,6 +226,17 @@ mod tests {
             now += Duration::from_secs(2);
             liveness.received(now, false);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_was_slow_to_say_hello_is_suspect_as_soon() {
+        let mut now = Instant::now();
+        let mut liveness = Liveness::new(now, Duration::from_millis(450), 0);
+        let sent = now;
+        liveness.sent(now);
+        assert_eq!(next_verdict(&mut liveness, &mut now), Verdict::Ping);
+        assert_eq!(next_verdict(&mut liveness, &mut now), Verdict::Suspect);
+        assert!(now - sent <= Duration::from_millis(600), "{:?}", now - sent);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,10 +1,11 @@
-//! Why a peer's certificate is not believed.
+//! Why a certificate is not believed, by either side.
 
 use std::io;
 
-use rustls::CertificateError;
+use rustls::{AlertDescription, CertificateError};
 
-/// Why a peer's certificate is not believed. Errors of handshakes hold it (`io::Error::get_ref`).
+/// Why a certificate is not believed, here or by the peer. Errors of handshakes hold it (`io::Error::get_ref`), and
+/// those of the first read: with TLS 1.3 a client learns only then what the server says to its certificate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Distrust {
@@ -25,6 +26,12 @@ pub enum Distrust {
     /// Another authority has issued it.
     #[error("TLS handshake: the peer's certificate was issued by none of the authorities that are believed here")]
     Authority,
+    /// The peer wants a certificate from here, and was shown none.
+    #[error("TLS: the peer wants a certificate, and got none (alert CertificateRequired)")]
+    Wanted,
+    /// The peer does not believe the certificate that it was shown.
+    #[error("TLS: the peer does not believe the certificate that it was shown (alert {0})")]
+    Refused(String),
 }
 
 fn names(presented: &[String]) -> String {
@@ -32,9 +39,16 @@ fn names(presented: &[String]) -> String {
 }
 
 impl Distrust {
-    /// The reason in a failed handshake, if it is one of these.
+    /// The reason in an error of the handshake or of the first read, if it is one of these.
     pub(super) fn of(error: &io::Error) -> Option<Self> {
-        let Some(rustls::Error::InvalidCertificate(reason)) = error.get_ref()?.downcast_ref() else { return None };
+        match error.get_ref()?.downcast_ref()? {
+            rustls::Error::InvalidCertificate(reason) => Self::of_certificate(reason),
+            rustls::Error::AlertReceived(alert) => Self::of_alert(*alert),
+            _ => None,
+        }
+    }
+
+    fn of_certificate(reason: &CertificateError) -> Option<Self> {
         Some(match reason {
             CertificateError::Expired | CertificateError::ExpiredContext { .. } => Self::Expired,
             CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => Self::NotYet,
@@ -47,5 +61,22 @@ impl Distrust {
             CertificateError::UnknownIssuer | CertificateError::BadSignature => Self::Authority,
             _ => return None,
         })
+    }
+
+    fn of_alert(alert: AlertDescription) -> Option<Self> {
+        use AlertDescription as Alert;
+        match alert {
+            Alert::CertificateRequired => Some(Self::Wanted),
+            Alert::AccessDenied
+            | Alert::BadCertificate
+            | Alert::CertificateExpired
+            | Alert::CertificateRevoked
+            | Alert::CertificateUnknown
+            // Signed with another key than that of the authority it names, or shown by somebody else.
+            | Alert::DecryptError
+            | Alert::UnknownCA
+            | Alert::UnsupportedCertificate => Some(Self::Refused(format!("{alert:?}"))),
+            _ => None,
+        }
     }
 }

@@ -6,6 +6,8 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
+use super::Distrust;
+
 /// Bytes of one TLS record. One at a time is handed over, so that it is known which have left.
 const RECORD: usize = 16 * 1024;
 
@@ -39,9 +41,10 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> AsyncRead for TlsStream<Io> {
         match ready!(Pin::new(&mut self.inner).poll_read(cx, room)) {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(())),
             // Of TLS, not of the socket; an alert from the peer is one of them.
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                Poll::Ready(Err(io::Error::new(error.kind(), format!("TLS: {error}"))))
-            }
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => Poll::Ready(Err(match Distrust::of(&error) {
+                Some(reason) => io::Error::new(error.kind(), reason),
+                None => io::Error::new(error.kind(), format!("TLS: {error}")),
+            })),
             done => Poll::Ready(done),
         }
     }

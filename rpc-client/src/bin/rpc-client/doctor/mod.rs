@@ -60,7 +60,7 @@ pub(crate) async fn run(args: Args, common: Common) -> Result<u8, Failure> {
                 findings.extend(nodes::addresses(members, registry.url()));
                 match common.config() {
                     Ok(config) => {
-                        findings.extend(nodes::answers(members, &config, registry.url()).await);
+                        findings.extend(nodes::answers(members, &config, &common, registry.url()).await);
                         findings.extend(certificates::of_nodes(members, &config).await);
                     }
                     Err(error) => findings.push(registry::unusable(&error, &common)),

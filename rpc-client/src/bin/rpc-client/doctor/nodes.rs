@@ -11,6 +11,7 @@ use rpc_core::tls::Distrust;
 use rpc_core::{NodeState, micros};
 
 use super::finding::{Finding, Level};
+use crate::common::Common;
 
 /// Nodes that are asked at the same time.
 pub(super) const AT_A_TIME: usize = 64;
@@ -99,18 +100,24 @@ fn twice(members: &Members) -> Vec<Finding> {
 }
 
 /// Compares every listed node with what answers at its address.
-pub(super) async fn answers(members: &Members, config: &ClientConfig, url: &RegistryUrl) -> Vec<Finding> {
-    let asked =
-        members.nodes.values().map(|member| async move { answer(member, greet(member.addr, config).await, url) });
+pub(super) async fn answers(
+    members: &Members,
+    config: &ClientConfig,
+    common: &Common,
+    url: &RegistryUrl,
+) -> Vec<Finding> {
+    let asked = members.nodes.values().map(|member| async move {
+        match greet(member.addr, config).await {
+            Ok(greeting) => answer(member, &greeting, url),
+            Err(GreetError::NotSecure(reason)) => distrust(member.addr, &reason, common),
+            Err(error) => silence(member.addr, &error, url),
+        }
+    });
     futures_util::stream::iter(asked).buffered(AT_A_TIME).collect().await
 }
 
-fn answer(member: &Member, greeted: Result<Greeting, GreetError>, url: &RegistryUrl) -> Finding {
+fn answer(member: &Member, greeting: &Greeting, url: &RegistryUrl) -> Finding {
     let addr = member.addr;
-    let greeting = match greeted {
-        Ok(greeting) => greeting,
-        Err(error) => return silence(addr, &error, url),
-    };
     let (listed, there) = (&member.record.id, &greeting.incarnation);
     if !listed.is_empty() && !there.is_empty() && listed != there {
         let said = [
@@ -131,9 +138,10 @@ fn leaving(fact: String) -> [String; 3] {
     [fact, "it takes no new calls".into(), "nothing, if it is being stopped; otherwise restart it".into()]
 }
 
-/// What makes the certificate at `addr` one that is believed.
-fn believed(addr: SocketAddr, reason: &std::io::Error) -> String {
-    match reason.get_ref().and_then(|reason| reason.downcast_ref()) {
+/// One side does not believe the certificate of the other.
+fn distrust(addr: SocketAddr, error: &std::io::Error, common: &Common) -> Finding {
+    let reason = error.get_ref().and_then(|reason| reason.downcast_ref());
+    let mend = match reason {
         Some(Distrust::Expired) => {
             format!("replace the files of --tls-cert and --tls-key at the server {addr}; it needs no restart")
         }
@@ -144,13 +152,34 @@ fn believed(addr: SocketAddr, reason: &std::io::Error) -> String {
         Some(Distrust::Authority) => {
             format!("openssl s_client -connect {addr} </dev/null   # says who issued it: give that one's with --tls-ca")
         }
+        Some(Distrust::Wanted) => {
+            "give --tls-cert and --tls-key, issued by an authority in the file of that server's --tls-client-ca".into()
+        }
+        Some(Distrust::Refused(_)) => {
+            let own = common.certificates().find(|(option, _)| *option == "--tls-cert");
+            let file = own.map_or("FILE".into(), |(_, path)| path.display().to_string());
+            format!(
+                "openssl x509 -noout -issuer -enddate -in '{file}'   # renew it, or have it issued by an authority in \
+                 the file of that server's --tls-client-ca"
+            )
+        }
         _ => "look at the certificates on both sides: --tls-ca, --tls-name and --tls-cert".into(),
-    }
+    };
+    let (check, fact, follows) = match reason {
+        Some(Distrust::Wanted | Distrust::Refused(_)) => {
+            ("credentials", "it does not let this client in", "calls with these options fail")
+        }
+        _ => ("certificate", "it is not believed", NO_CALLS),
+    };
+    Finding::bad(Level::Problem, check, addr, [format!("{fact}: {error}"), follows.into(), mend])
 }
+
+/// What follows for a node that clients cannot use.
+const NO_CALLS: &str = "it gets no calls, and each client finds that out by itself";
 
 /// What it means that nobody at `addr` said hello.
 fn silence(addr: SocketAddr, error: &GreetError, url: &RegistryUrl) -> Finding {
-    let none = || "it gets no calls, and each client finds that out by itself".to_owned();
+    let none = || NO_CALLS.to_owned();
     let listening = |what: &str| format!("ss -ltnp 'sport = :{}'   # on its machine {what}", addr.port());
     let (level, check, said) = match error {
         GreetError::NoConnection(_) => {
@@ -169,10 +198,6 @@ fn silence(addr: SocketAddr, error: &GreetError, url: &RegistryUrl) -> Finding {
                 (format!("it speaks another version: {error}"), "clients like this one cannot call it");
             let mend = "bring this client and that server to the same version";
             (Level::Problem, "version", [fact, follows.into(), mend.into()])
-        }
-        GreetError::NotSecure(reason) => {
-            let said = [format!("it is not believed: {error}"), none(), believed(addr, reason)];
-            (Level::Problem, "certificate", said)
         }
         GreetError::Refused(answer) if matches!(answer.code, code::UNAUTHENTICATED | code::TLS_REQUIRED) => {
             let fact = format!("it does not take clients without credentials: {error}");
