@@ -13,7 +13,9 @@ use rpc_core::wire::{
     put_error, put_notification, put_request, put_result,
 };
 use rpc_core::{Error, ErrorKind, LoadReport, RpcError};
-use rpc_server::{Method, Server};
+use rpc_server::{Access, Method, Secret, Server, ServerConfig, ServerTls, ServerTlsFiles};
+use rpc_tests::certificates::Authority;
+use rpc_tests::cluster::Node;
 use rpc_tests::raw::RawPeer;
 use serde::Deserialize;
 use serde_json::json;
@@ -218,6 +220,24 @@ async fn a_server_answers_the_golden_requests_with_the_golden_answers() {
     // The notification is not answered: the next answer is that of the ping.
     peer.send(&message("notification")).await;
     assert_eq!(peer.ask(&message("ping")).await, message("ping_answer"));
+}
+
+#[tokio::test]
+async fn who_comes_without_tls_or_a_token_gets_the_golden_errors() {
+    let authority = Authority::new();
+    let rpc_tests::certificates::Issued { cert, key } = authority.issue("node", &["127.0.0.1"]);
+    let tls = ServerTls::files(ServerTlsFiles { cert, key, client_ca: None }).unwrap();
+    let access = Access::token(Secret::new("correct horse battery staple")).unwrap();
+    for (name, config) in [
+        ("tls_required", ServerConfig { tls: Some(tls), ..ServerConfig::default() }),
+        ("unauthenticated", ServerConfig { access: Some(access), ..ServerConfig::default() }),
+    ] {
+        let node = Node::start(Server::builder().config(config)).await;
+        let mut peer = RawPeer::connect(node.addr).await;
+        let hello = message("hello").replace(INCARNATION, &node.incarnation);
+        assert_eq!(peer.ask(&hello).await, message(name));
+        peer.closed().await;
+    }
 }
 
 #[tokio::test]

@@ -179,3 +179,78 @@ pub(crate) fn node(error: &Error) -> Option<SocketAddr> {
 fn protocol_code(name: &str) -> Option<i64> {
     rpc_core::protocol::ERROR_CODES.iter().find(|known| known.name == name).map(|known| known.code)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::time::Duration;
+
+    use clap::Parser;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Args {
+        #[command(flatten)]
+        common: Common,
+    }
+
+    fn rpc(kind: ErrorKind) -> Failure {
+        Error::from(kind).into()
+    }
+
+    /// Each kind of error but the servers' answers, which have codes, with its name, its exit code and whether
+    /// it is about a node.
+    fn table() -> Vec<(Failure, &'static str, u8, bool)> {
+        let node = ([127, 0, 0, 1], 1).into();
+        let reason = || "the reason for it".to_owned();
+        let time = Duration::from_millis(250);
+        vec![
+            (rpc(ErrorKind::Config(reason())), "config", 3, false),
+            (rpc(ErrorKind::BadRequest(reason())), "bad_request", 2, false),
+            (rpc(ErrorKind::RegistryUnreachable { waited: time }), "registry_unreachable", 4, false),
+            (rpc(ErrorKind::NoNode), "no_node", 5, false),
+            (rpc(ErrorKind::DeadlineExceeded { timeout: time }), "deadline_exceeded", 6, false),
+            (rpc(ErrorKind::Transport { node, sent: true, reason: reason() }), "transport", 8, true),
+            (rpc(ErrorKind::Decode { node, reason: reason() }), "decode", 1, true),
+            (rpc(ErrorKind::TooLarge { size: 2, limit: 1 }), "too_large", 2, false),
+            (rpc(ErrorKind::Closed), "closed", 1, false),
+            (Failure::usage(reason(), "what to do instead"), "usage", 2, false),
+            (Failure::other(reason()), "other", 1, false),
+        ]
+    }
+
+    #[test]
+    fn every_kind_of_error_is_told_by_name_with_what_to_do_in_text_and_json() {
+        let Args { common } = Args::parse_from(["rpc-client", "--registry", "zk://a:1/shop"]);
+        for (failure, name, exit, has_node) in table() {
+            assert_eq!(failure.exit_code(), exit, "{name}");
+            let text = failure.text(&common);
+            let lines: Vec<&str> = text.lines().collect();
+            assert!(lines[0].starts_with("error: ") && lines[0].ends_with(&format!(" ({name})")), "{text}");
+            let next = lines.last().unwrap().strip_prefix("  next: ").unwrap_or_else(|| panic!("{text}"));
+            let json = serde_json::to_value(failure.json(&common)).unwrap();
+            let error = &json["error"];
+            assert_eq!((&error["name"], &error["hint"]), (&json!(name), &json!(next)), "{json}");
+            assert_eq!(lines[0], format!("error: {} ({name})", error["message"].as_str().unwrap()));
+            assert!(next.len() > 10 && error["message"].as_str().unwrap().len() > 10, "{text}");
+            // Those that a server could have answered with have the same code wherever they come from.
+            let code = rpc_core::protocol::ERROR_CODES.iter().find(|known| known.name == name).map(|known| known.code);
+            assert_eq!((&error["code"], json["node"].is_string()), (&json!(code), has_node), "{json}");
+            assert_eq!((&json["attempts"], &json["registry"]), (&json!([]), &Value::Null));
+        }
+    }
+
+    #[test]
+    fn the_table_has_every_kind_of_error_once() {
+        let source = include_str!("../../../../rpc-core/src/error/mod.rs");
+        let names = source.lines().filter(|line| line.trim_start().starts_with("ErrorKind::"));
+        let names: Vec<&str> = names.filter_map(|line| line.split('"').nth(1)).collect();
+        let table = table();
+        let mut told: BTreeSet<&str> = table.iter().map(|(_, name, ..)| *name).collect();
+        assert_eq!(told.len(), table.len());
+        assert!(told.remove("usage") && told.remove("other"));
+        assert_eq!(told, names.iter().copied().collect(), "the names in `Error::name`");
+    }
+}
