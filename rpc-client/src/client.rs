@@ -133,8 +133,7 @@ impl Client {
         P: Serialize + ?Sized,
         R: DeserializeOwned,
     {
-        let reply = self.inner.call(method, params, &CallOptions::default()).await?;
-        reply.into_result()
+        self.inner.call(method, params, CallOptions::NONE).await?.into_result()
     }
 
     /// [`Client::call`] with options.

@@ -1,11 +1,16 @@
 //! How an attempt of a call ended.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
-use rpc_core::ErrorKind;
-use rpc_core::protocol::code;
+use rpc_core::protocol::{self, code};
+use rpc_core::wire::{EncodeError, give_body};
+use rpc_core::{ErrorKind, RpcError};
 
-use crate::channel::{Answer, Channel};
+use crate::channel::{Answer, Channel, ExchangeError, Failure};
+use crate::node::Outcome;
+use crate::refusals::is_failure;
 
 /// How an attempt ended.
 pub(crate) enum Ended {
@@ -25,6 +30,56 @@ pub(crate) enum Ended {
 }
 
 impl Ended {
+    /// What an attempt without a result says about its node, and what follows for the call.
+    #[cold]
+    pub(crate) fn judge(
+        node: SocketAddr,
+        channel: &Arc<Channel>,
+        timeout: Duration,
+        outcome: Result<Answer, ExchangeError>,
+        may_repeat: bool,
+        elapsed: Duration,
+    ) -> (Outcome, Self) {
+        let lost = |sent, reason: &str| ErrorKind::Transport { node, sent, reason: reason.to_owned() };
+        match outcome {
+            Ok(answer) => {
+                let error = serde_json::from_slice::<RpcError>(&answer.body)
+                    .unwrap_or_else(|e| RpcError::internal(format!("the node sent a malformed error: {e}")));
+                give_body(answer.body);
+                let outcome = if is_failure(&error) { Outcome::Failed(elapsed) } else { Outcome::ApplicationError };
+                let elsewhere = protocol::error_code(error.code).is_some_and(|known| known.retry && !known.started);
+                let kind = ErrorKind::Remote { node, error };
+                (outcome, if elsewhere { Self::NotStarted(kind) } else { Self::Final(kind) })
+            }
+            Err(ExchangeError::Encode(EncodeError::TooLarge { size, limit })) => {
+                (Outcome::ApplicationError, Self::Final(ErrorKind::TooLarge { size, limit }))
+            }
+            Err(ExchangeError::Encode(error)) => {
+                (Outcome::ApplicationError, Self::Final(ErrorKind::BadRequest(error.to_string())))
+            }
+            Err(ExchangeError::Crowded) => (Outcome::ApplicationError, Self::Crowded(channel.clone())),
+            Err(ExchangeError::Failed(Failure::Deadline)) => {
+                let error = ErrorKind::DeadlineExceeded { timeout };
+                (Outcome::Failed(elapsed), Self::Final(error))
+            }
+            // The probe has told the policy, and the node may have had a pause only.
+            Err(ExchangeError::Hung) => {
+                (Outcome::ApplicationError, Self::Hung(lost(true, "the node gave no sign of life")))
+            }
+            Err(ExchangeError::Failed(Failure::Silent)) => {
+                (Outcome::Failed(elapsed), Self::Started(lost(true, "the node has fallen silent"), may_repeat))
+            }
+            Err(ExchangeError::Failed(Failure::Closed { sent: true })) => (
+                Outcome::Failed(elapsed),
+                Self::Started(lost(true, "the connection closed before the answer"), may_repeat),
+            ),
+            Err(ExchangeError::Failed(Failure::Closed { sent: false })) => {
+                let error = lost(false, "the connection closed before the request had left");
+                (Outcome::ApplicationError, Self::NotStarted(error))
+            }
+        }
+    }
+
     /// What happened, for people.
     pub(crate) fn text(&self) -> String {
         match self {

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
 use tokio::time::Instant;
 
 use crate::channel::{Answer, Exchange, ExchangeError};
@@ -20,9 +19,9 @@ impl Inner {
     /// and again after twice the time and so on. If it gives none, the call is given up, at the
     /// expense of the budget for repeats. Hedging by time alone would repeat the longest calls, and add
     /// load where there is too much already.
-    pub(crate) async fn hedged<P: Serialize + ?Sized>(
+    pub(crate) async fn hedged(
         &self,
-        exchange: Exchange<'_, P>,
+        exchange: Exchange<'_>,
         usable: &Usable,
         method_hash: u32,
     ) -> Result<Answer, ExchangeError> {
@@ -41,7 +40,7 @@ impl Inner {
                 answered = self.pool.ask(usable, method_hash) => answered,
             };
             // Dropping the exchange takes the call back.
-            if answered == Some(false) && self.budget.try_spend(Instant::now()) {
+            if answered == Some(false) && self.may_spend(Instant::now()) {
                 return Err(ExchangeError::Hung);
             }
             patience = (patience * 2).min(PATIENCE_MAX);

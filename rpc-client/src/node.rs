@@ -22,7 +22,9 @@ pub(crate) struct Node {
     pub(crate) addr: SocketAddr,
     /// The incarnation in the registry, if there is one.
     pub(crate) incarnation: Option<String>,
-    in_flight: AtomicU32,
+    begun: AtomicU32,
+    /// Calls that have ended, counted under the lock of `state`: ending a call takes that anyway.
+    ended: AtomicU32,
     state: Mutex<State>,
     /// The breaker lets every call pass, as it nearly always does: then no call has to ask it.
     healthy: AtomicBool,
@@ -55,7 +57,8 @@ impl Node {
             id,
             addr: member.addr,
             incarnation,
-            in_flight: AtomicU32::new(0),
+            begun: AtomicU32::new(0),
+            ended: AtomicU32::new(0),
             state: Mutex::new(State {
                 load: NodeLoad::new(),
                 breaker: Breaker::new(now),
@@ -99,7 +102,9 @@ impl Node {
     }
 
     pub(crate) fn in_flight(&self) -> u32 {
-        self.in_flight.load(Ordering::Relaxed)
+        // In this order: none has ended that is not seen to have begun.
+        let ended = self.ended.load(Ordering::Acquire);
+        self.begun.load(Ordering::Relaxed).wrapping_sub(ended)
     }
 
     /// What a policy gets to see.
@@ -147,7 +152,7 @@ impl Node {
     }
 
     fn in_flight_with(&self, admission: Admission) -> InFlight<'_> {
-        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        self.begun.fetch_add(1, Ordering::Relaxed);
         InFlight { node: self, admission, ended: false }
     }
 
@@ -203,10 +208,17 @@ pub(crate) enum Outcome {
 }
 
 impl InFlight<'_> {
+    /// Called under the lock of the node, once.
+    fn count(&self) {
+        let ended = self.node.ended.load(Ordering::Relaxed);
+        self.node.ended.store(ended.wrapping_add(1), Ordering::Release);
+    }
+
     /// The call ended, maybe with a load report. `true` if the node was ejected by it or let in again.
     pub(crate) fn end(mut self, now: Instant, outcome: Outcome, report: Option<LoadReport>) -> bool {
         self.ended = true;
         let mut state = self.node.state.lock();
+        self.count();
         if let Some(report) = report {
             state.report = Some((report, now));
         }
@@ -225,9 +237,10 @@ impl InFlight<'_> {
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        self.node.in_flight.fetch_sub(1, Ordering::Relaxed);
         if !self.ended {
-            self.node.state.lock().breaker.abandoned(self.admission);
+            let mut state = self.node.state.lock();
+            self.count();
+            state.breaker.abandoned(self.admission);
         }
     }
 }

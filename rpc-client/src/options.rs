@@ -70,6 +70,8 @@ pub struct CallOptions {
 }
 
 impl CallOptions {
+    pub(crate) const NONE: &Self = &Self { timeout: None, key: None, idempotent: false, explain: false, hedge: false };
+
     /// Options that ask for nothing.
     pub fn new() -> Self {
         Self::default()

@@ -1,6 +1,5 @@
 //! How many repeated attempts a client may make.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -73,29 +72,30 @@ impl RetryBudget {
     }
 }
 
-/// A [`RetryBudget`] for many callers. Counting a call takes no lock.
+/// A [`RetryBudget`] for many callers, whose calls are counted elsewhere.
 #[derive(Debug)]
-pub(crate) struct SharedBudget {
-    calls: AtomicU64,
-    budget: Mutex<RetryBudget>,
+pub(crate) struct SharedBudget(Mutex<Counted>);
+
+#[derive(Debug)]
+struct Counted {
+    budget: RetryBudget,
+    /// Calls whose share was earned.
+    calls: u64,
 }
 
 impl SharedBudget {
     /// A full budget.
     pub(crate) fn new(now: Instant) -> Self {
-        Self { calls: AtomicU64::new(0), budget: Mutex::new(RetryBudget::new(now)) }
+        Self(Mutex::new(Counted { budget: RetryBudget::new(now), calls: 0 }))
     }
 
-    /// Counts a call.
-    pub(crate) fn call(&self) {
-        self.calls.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Takes one repeat out of the budget; `false` if there is none.
-    pub(crate) fn try_spend(&self, now: Instant) -> bool {
-        let mut budget = self.budget.lock();
-        budget.calls(self.calls.swap(0, Ordering::Relaxed));
-        budget.try_spend(now)
+    /// Takes one repeat out of the budget, after `calls` calls in all; `false` if there is none.
+    pub(crate) fn try_spend(&self, now: Instant, calls: u64) -> bool {
+        let mut counted = self.0.lock();
+        let new = calls.saturating_sub(counted.calls);
+        counted.calls += new;
+        counted.budget.calls(new);
+        counted.budget.try_spend(now)
     }
 }
 

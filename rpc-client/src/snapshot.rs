@@ -119,7 +119,12 @@ impl Usable {
     pub(crate) fn next_channel(&self) -> usize {
         match self.channels.len() {
             1 => 0,
-            n => turn(self.next.fetch_add(1, Ordering::Relaxed), self.node.in_flight() as usize, n),
+            n => {
+                // Not in one step, which costs more: two calls that take the same turn do no harm.
+                let call = self.next.load(Ordering::Relaxed);
+                self.next.store(call.wrapping_add(1), Ordering::Relaxed);
+                turn(call, self.node.in_flight() as usize, n)
+            }
         }
     }
 }

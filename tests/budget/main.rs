@@ -146,7 +146,7 @@ fn a_call_allocates_nothing_on_the_client_and_the_handlers_future_on_the_server(
 fn the_future_of_a_call_is_small() {
     let client = runtime().block_on(Client::connect(&fresh_registry())).unwrap();
     let bytes = size_of_val(&client.call::<_, u64>("add", &(1, 2)));
-    assert!(bytes <= 1024, "{bytes} bytes");
+    assert!(bytes <= 600, "{bytes} bytes");
 }
 
 /// A probe, which one call in four sends in the background, allocates where it goes and its task; a record of

@@ -1,8 +1,9 @@
 //! One request and its reply.
 
+use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use rpc_core::protocol;
 use rpc_core::wire::{EncodeError, RequestMeta, put_notification, put_request};
@@ -11,11 +12,8 @@ use tokio::time::Instant;
 
 use super::{Answer, Channel, Failure, OUT_MAX};
 
-/// One request and its reply. The request is encoded at the first poll, under the lock that also
-/// stores the waker. Dropping it takes the request back: the slot is freed at once and the server
-/// is told.
-pub(crate) struct Exchange<'a, P: ?Sized> {
-    pub(crate) channel: &'a Channel,
+/// A request to be sent.
+pub(crate) struct Outgoing<'a, P: ?Sized> {
     pub(crate) method: &'a str,
     pub(crate) meta: RequestMeta<'a>,
     pub(crate) params: &'a P,
@@ -23,7 +21,17 @@ pub(crate) struct Exchange<'a, P: ?Sized> {
     pub(crate) deadline: Instant,
     /// Whether it may be ended when the node falls silent, to go elsewhere.
     pub(crate) movable: bool,
-    pub(crate) id: Option<u64>,
+}
+
+/// The reply to a request that was sent. Dropping it takes the request back: the slot is freed at once
+/// and the server is told.
+#[must_use = "dropped, it takes the request back"]
+pub(crate) struct Exchange<'a> {
+    channel: &'a Channel,
+    /// None once it has ended.
+    id: Option<u64>,
+    /// The waker of the task that polls it is in the table: that of the poll in which it was sent.
+    sent_now: bool,
 }
 
 /// Why there is no reply.
@@ -39,66 +47,21 @@ pub(crate) enum ExchangeError {
     Hung,
 }
 
-impl<P: Serialize + ?Sized> Exchange<'_, P> {
-    fn start(&mut self, cx: &Context<'_>) -> Result<(), ExchangeError> {
-        let shared = &self.channel.shared;
-        let (notify_writer, notify_keeper);
-        {
-            let mut guard = shared.state.lock();
-            let state = &mut *guard;
-            if state.closed {
-                return Err(ExchangeError::Failed(Failure::Closed { sent: false }));
-            }
-            if state.out.len() >= OUT_MAX {
-                return Err(ExchangeError::Crowded);
-            }
-            let Some(id) = state.slots.insert(u64::MAX, self.deadline, self.movable) else {
-                return Err(ExchangeError::Crowded);
-            };
-            let put = |out: &mut Vec<u8>| put_request(out, id, self.method, &self.meta, self.params, shared.limit);
-            match unwinding(&mut state.out, put) {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => {
-                    state.slots.remove(id);
-                    return Err(ExchangeError::Encode(error));
-                }
-                Err(panic) => {
-                    state.slots.remove(id);
-                    drop(guard);
-                    resume_unwind(panic);
-                }
-            }
-            state.slots.set_frame_end(id, state.taken + state.out.len() as u64);
-            state.slots.set_waker(id, cx.waker());
-            self.id = Some(id);
-            let look_at = state.liveness.sent(self.now).min(self.deadline);
-            notify_keeper = state.keeper_at.is_none_or(|at| look_at < at);
-            if notify_keeper {
-                state.keeper_at = Some(look_at);
-            }
-            notify_writer = shared.flush(state);
-        }
-        if notify_writer {
-            shared.writer.notify_one();
-        }
-        if notify_keeper {
-            shared.keeper.notify_one();
-        }
-        Ok(())
-    }
+/// The waker of the task that awaits this.
+#[inline]
+pub(crate) async fn waker() -> Waker {
+    poll_fn(|cx| Poll::Ready(cx.waker().clone())).await
 }
 
-impl<P: Serialize + ?Sized> Future for Exchange<'_, P> {
+impl Future for Exchange<'_> {
     type Output = Result<Answer, ExchangeError>;
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some(id) = self.id else {
-            return match self.start(cx) {
-                Ok(()) => Poll::Pending,
-                Err(error) => Poll::Ready(Err(error)),
-            };
-        };
+        if std::mem::take(&mut self.sent_now) {
+            return Poll::Pending;
+        }
+        let id = self.id.expect("it is not polled after it has ended");
         let shared = &self.channel.shared;
         let mut state = shared.state.lock();
         let Some(outcome) = state.slots.take(id) else {
@@ -121,7 +84,7 @@ impl<P: Serialize + ?Sized> Future for Exchange<'_, P> {
     }
 }
 
-impl<P: ?Sized> Drop for Exchange<'_, P> {
+impl Drop for Exchange<'_> {
     fn drop(&mut self) {
         let Some(id) = self.id else { return };
         let shared = &self.channel.shared;
@@ -165,6 +128,62 @@ fn unwinding<R>(out: &mut Vec<u8>, put: impl FnOnce(&mut Vec<u8>) -> R) -> std::
 }
 
 impl Channel {
+    /// Sends a request. `waker` is that of the task that is going to await the reply, and does so in the same poll: a
+    /// call so keeps nothing of the request while it waits.
+    ///
+    /// # Errors
+    /// If nothing was sent.
+    #[inline]
+    pub(crate) fn send<P: Serialize + ?Sized>(
+        &self,
+        outgoing: &Outgoing<'_, P>,
+        waker: Waker,
+    ) -> Result<Exchange<'_>, ExchangeError> {
+        let Outgoing { method, meta, params, now, deadline, movable } = outgoing;
+        let shared = &self.shared;
+        let (id, notify_writer, notify_keeper);
+        {
+            let mut guard = shared.state.lock();
+            let state = &mut *guard;
+            if state.closed {
+                return Err(ExchangeError::Failed(Failure::Closed { sent: false }));
+            }
+            if state.out.len() >= OUT_MAX {
+                return Err(ExchangeError::Crowded);
+            }
+            let Some(slot) = state.slots.insert(u64::MAX, *deadline, *movable) else {
+                return Err(ExchangeError::Crowded);
+            };
+            id = slot;
+            match unwinding(&mut state.out, |out| put_request(out, id, method, meta, *params, shared.limit)) {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    state.slots.remove(id);
+                    return Err(ExchangeError::Encode(error));
+                }
+                Err(panic) => {
+                    state.slots.remove(id);
+                    drop(guard);
+                    resume_unwind(panic);
+                }
+            }
+            state.slots.sent(id, state.taken + state.out.len() as u64, waker);
+            let look_at = state.liveness.sent(*now).min(*deadline);
+            notify_keeper = state.keeper_at.is_none_or(|at| look_at < at);
+            if notify_keeper {
+                state.keeper_at = Some(look_at);
+            }
+            notify_writer = shared.flush(state);
+        }
+        if notify_writer {
+            shared.writer.notify_one();
+        }
+        if notify_keeper {
+            shared.keeper.notify_one();
+        }
+        Ok(Exchange { channel: self, id: Some(id), sent_now: true })
+    }
+
     /// Sends a notification.
     ///
     /// # Errors

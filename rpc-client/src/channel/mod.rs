@@ -29,7 +29,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 pub(crate) use dial::{DialError, DialOptions, dial};
-pub(crate) use exchange::{Exchange, ExchangeError};
+pub(crate) use exchange::{Exchange, ExchangeError, Outgoing, waker};
 use liveness::Liveness;
 use slots::Slots;
 pub(crate) use slots::{Answer, Failure};

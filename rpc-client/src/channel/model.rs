@@ -18,7 +18,7 @@ use tokio::io::AsyncWrite;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::exchange::{Exchange, ExchangeError};
+use super::exchange::{ExchangeError, Outgoing, waker};
 use super::tasks::{deliver, look, write};
 use super::{Answer, Channel, Failure, Hello, Peer, Shared};
 
@@ -96,14 +96,16 @@ fn channel(socket: Socket) -> Arc<Channel> {
 }
 
 /// A call whose deadline is now.
-fn exchange(channel: &Channel) -> Exchange<'_, [u8; 1]> {
+async fn exchange(channel: &Channel) -> Result<Answer, ExchangeError> {
+    let waker = waker().await;
     let now = Instant::now();
     let meta = Default::default();
-    Exchange { channel, method: "m", meta, params: &[1], now, deadline: now, movable: false, id: None }
+    let outgoing = Outgoing { method: "m", meta, params: &[1], now, deadline: now, movable: false };
+    channel.send(&outgoing, waker)?.await
 }
 
 /// Sends the request without waiting.
-fn start(exchange: Pin<&mut Exchange<'_, [u8; 1]>>) {
+fn start(exchange: Pin<&mut impl Future<Output = Result<Answer, ExchangeError>>>) {
     assert!(exchange.poll(&mut Context::from_waker(Waker::noop())).is_pending());
 }
 
@@ -206,10 +208,10 @@ fn every_call_ends_with_its_connection_and_knows_whether_it_was_sent() {
                 let shared = channel.shared.clone();
                 move || shared.close("closed by the model")
             });
-            let outcomes = calls.map(|call| (call.id.unwrap(), block_on(call).unwrap_err()));
+            let outcomes = calls.map(|call| block_on(call).unwrap_err());
             closer.join().unwrap();
             writer.join().unwrap();
-            for (id, error) in outcomes {
+            for (id, error) in [FIRST, SECOND + 1].into_iter().zip(outcomes) {
                 let ExchangeError::Failed(Failure::Closed { sent }) = error else { panic!("{error:?}") };
                 assert!(sent || !socket.arrived().contains(&id), "{id} arrived");
             }

@@ -87,15 +87,16 @@ impl Slots {
         self.sequence += 1;
         let id = self.sequence * STEP + u64::from(index);
         let slot = &mut self.slots[usize::from(index)];
-        *slot = Slot { id, state: State::Waiting, waker: slot.waker.take(), frame_end, deadline, movable };
+        *slot = Slot { id, state: State::Waiting, waker: None, frame_end, deadline, movable };
         self.waiting += 1;
         Some(id)
     }
 
-    /// Corrects where the frame of `id` ends, once it is written.
-    pub(crate) fn set_frame_end(&mut self, id: u64, frame_end: u64) {
+    /// The frame of `id` is written and ends at `frame_end`; `waker` is woken when the call ends.
+    pub(crate) fn sent(&mut self, id: u64, frame_end: u64, waker: Waker) {
         if let Some(slot) = self.slot(id) {
             slot.frame_end = frame_end;
+            slot.waker = Some(waker);
         }
     }
 

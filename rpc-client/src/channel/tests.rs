@@ -13,7 +13,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::{Channel, Exchange, Hello, Peer};
+use super::{Channel, Hello, Outgoing, Peer, waker};
 
 const LIMIT: usize = 1 << 20;
 
@@ -75,16 +75,15 @@ fn writes_per_call(runtime: &Runtime, in_flight: usize) -> f64 {
             callers.spawn(async move {
                 for _ in 0..EACH {
                     let now = Instant::now();
-                    let exchange = Exchange {
-                        channel: &channel,
+                    let outgoing = Outgoing {
                         method: "one",
                         meta: Default::default(),
                         params: &[1],
                         now,
                         deadline: now + Duration::from_secs(20),
                         movable: false,
-                        id: None,
                     };
+                    let exchange = channel.send(&outgoing, waker().await).unwrap();
                     assert_eq!(exchange.await.unwrap().body, b"1");
                 }
             });

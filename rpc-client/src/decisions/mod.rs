@@ -127,6 +127,7 @@ pub enum Filter {
 /// The last decisions of a client.
 #[derive(Default)]
 pub(crate) struct Decisions {
+    /// Gives the calls their numbers.
     calls: AtomicU64,
     /// The newest last.
     kept: Mutex<VecDeque<Arc<DecisionRecord>>>,
@@ -138,6 +139,11 @@ impl Decisions {
     pub(crate) fn begin(&self, explained: bool) -> Trace {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
         Trace::new(call, explained, call.is_multiple_of(SAMPLE))
+    }
+
+    /// Calls begun so far.
+    pub(crate) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
     }
 
     fn push(&self, record: DecisionRecord) {

@@ -8,7 +8,7 @@ use rpc_core::Attempt;
 use tokio::time::Instant;
 
 use super::{DecisionRecord, Reason};
-use crate::balance::{Decision, NodeId, Recorded};
+use crate::balance::{Decision, NodeId, Pick, Recorded};
 use crate::client::Inner;
 use crate::pool::{Choice, Chosen};
 use crate::snapshot::Snapshot;
@@ -43,6 +43,15 @@ pub(crate) struct Asked<'a> {
     /// Nodes that the call has tried already.
     pub(crate) tried: &'a [NodeId],
     pub(crate) probed: u32,
+}
+
+impl<'a> Asked<'a> {
+    /// The same for a policy, with 64 random bits.
+    #[inline]
+    pub(crate) fn pick(&self, seed: u64) -> Pick<'a> {
+        let Self { method_hash: method, key, now, tried: excluded, probed, .. } = *self;
+        Pick { method, key, now, seed, excluded, probed }
+    }
 }
 
 impl Trace {

@@ -150,7 +150,7 @@ impl Keeper {
                 config: self.config.clone(),
                 health: self.registry.health(),
                 reports: self.report_tx.clone(),
-                random: Random::new(self.shared.seed()),
+                random: Random::new(self.shared.random()),
             };
             connectors.spawn(connector.run());
         }
@@ -230,7 +230,7 @@ impl Keeper {
         self.version += 1;
         self.shared.observe(&Event::Members { nodes: &usable.iter().map(|u| u.node.id).collect::<Vec<_>>() });
         let snapshot = Snapshot { version: self.version, usable, removed, known: self.known, all };
-        self.shared.snapshot.store(Arc::new(snapshot));
+        self.shared.set_snapshot(snapshot);
         self.shared.published.send_modify(|count| *count += 1);
         self.move_calls();
         wake_at
@@ -241,7 +241,7 @@ impl Keeper {
         let suspects = self.nodes.values().flat_map(|e| e.connections.iter().map(move |c| (e.node.id, c)));
         let suspects = suspects.filter(|(_, c)| c.status == Status::Suspect);
         for (id, channel) in suspects.filter_map(|(id, c)| Some((id, c.channel.as_ref()?))) {
-            let snapshot = self.shared.snapshot.load();
+            let snapshot = self.shared.snapshot();
             let healthy = |e: &Entry| e.connections.iter().any(|c| c.channel.is_some() && c.status == Status::Open);
             let healthy = |id| self.nodes.values().any(|e| e.node.id == id && healthy(e));
             channel.evict(snapshot.usable.iter().any(|u| u.node.id != id && healthy(u.node.id)));

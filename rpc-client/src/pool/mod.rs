@@ -8,9 +8,8 @@ mod keeper;
 mod probe;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 
-use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use rpc_core::registry::Registry;
 use tokio::sync::{Notify, watch};
@@ -18,7 +17,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 pub(crate) use self::probe::Probes;
 use crate::ClientConfig;
-use crate::balance::{Decision, Event, NodeId, Pick, Policy, Random, Recorded, record};
+use crate::balance::{Decision, Event, NodeId, Policy, Random, Recorded, record};
 use crate::decisions::Asked;
 use crate::report::Reporter;
 use crate::snapshot::{Snapshot, SnapshotView, Usable};
@@ -32,16 +31,22 @@ pub(crate) struct Pool {
 }
 
 struct Shared {
-    snapshot: ArcSwap<Snapshot>,
     /// Counts published snapshots.
     published: watch::Sender<u64>,
     /// A breaker changed its mind on the path of a call.
     poke: Notify,
-    policy: Mutex<Box<dyn Policy>>,
+    chooser: Mutex<Chooser>,
+    /// What happens to calls is told to the policy.
     observes: bool,
-    seeds: AtomicU64,
     /// Probes under way.
     probing: AtomicUsize,
+}
+
+/// All that a choice takes, behind one lock: each further one would cost every call as much.
+struct Chooser {
+    policy: Box<dyn Policy>,
+    random: Random,
+    snapshot: Arc<Snapshot>,
 }
 
 /// What a policy decided about a call.
@@ -76,12 +81,10 @@ impl Pool {
         seed: u64,
     ) -> Self {
         let shared = Arc::new(Shared {
-            snapshot: ArcSwap::default(),
             published: watch::Sender::new(0),
             poke: Notify::new(),
             observes: policy.observes(),
-            policy: Mutex::new(policy),
-            seeds: AtomicU64::new(seed),
+            chooser: Mutex::new(Chooser { policy, random: Random::new(seed), snapshot: Arc::default() }),
             probing: AtomicUsize::new(0),
         });
         let keeper = keeper::Keeper::new(shared.clone(), registry.clone(), config, reporter);
@@ -97,7 +100,7 @@ impl Pool {
             // Once it has ended it publishes nothing any more.
             let _ = keeper.await;
         }
-        self.shared.snapshot.store(Arc::new(Snapshot { known: true, ..Snapshot::default() }));
+        self.shared.set_snapshot(Snapshot { known: true, ..Snapshot::default() });
         self.shared.published.send_modify(|count| *count += 1);
     }
 
@@ -106,7 +109,7 @@ impl Pool {
     }
 
     pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
-        self.shared.snapshot.load_full()
+        self.shared.snapshot()
     }
 
     /// Told of every snapshot published from now on.
@@ -117,18 +120,18 @@ impl Pool {
     /// Chooses a node for a call.
     #[inline]
     pub(crate) fn choose(&self, asked: &Asked<'_>) -> Chosen {
-        let snapshot = self.shared.snapshot.load();
+        let Chooser { policy, random, snapshot } = &mut *self.shared.chooser.lock();
         let view = SnapshotView { usable: &snapshot.usable, now: asked.now };
-        let decision = self.shared.policy.lock().decide(&view, &self.shared.pick(asked));
-        chosen(&snapshot, asked, decision)
+        let decision = policy.decide(&view, &asked.pick(random.next_u64()));
+        chosen(snapshot, asked, decision)
     }
 
     /// The same, with the snapshot and all that the policy went by.
     pub(crate) fn choose_and_record(&self, asked: &Asked<'_>) -> (Chosen, Arc<Snapshot>, Recorded) {
-        let snapshot = self.shared.snapshot.load_full();
+        let Chooser { policy, random, snapshot } = &mut *self.shared.chooser.lock();
         let view = SnapshotView { usable: &snapshot.usable, now: asked.now };
-        let recorded = record(self.shared.policy.lock().as_mut(), &view, &self.shared.pick(asked));
-        (chosen(&snapshot, asked, recorded.decision.clone()), snapshot, recorded)
+        let recorded = record(policy.as_mut(), &view, &asked.pick(random.next_u64()));
+        (chosen(snapshot, asked, recorded.decision.clone()), snapshot.clone(), recorded)
     }
 
     /// Sends probes that nobody waits for.
@@ -168,7 +171,7 @@ impl Pool {
 
     /// 64 random bits.
     pub(crate) fn random(&self) -> u64 {
-        self.shared.seed()
+        self.shared.random()
     }
 }
 
@@ -188,18 +191,23 @@ fn chosen(snapshot: &Snapshot, asked: &Asked<'_>, decision: Decision) -> Chosen 
 }
 
 impl Shared {
-    fn pick<'a>(&self, asked: &Asked<'a>) -> Pick<'a> {
-        let Asked { method_hash: method, key, now, tried: excluded, probed, .. } = *asked;
-        Pick { method, key, now, seed: self.seed(), excluded, probed }
+    fn snapshot(&self) -> Arc<Snapshot> {
+        self.chooser.lock().snapshot.clone()
     }
 
-    fn seed(&self) -> u64 {
-        Random::new(self.seeds.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed)).next_u64()
+    fn set_snapshot(&self, snapshot: Snapshot) {
+        let old = std::mem::replace(&mut self.chooser.lock().snapshot, Arc::new(snapshot));
+        // Maybe the last one that has some connections: not while calls wait for the lock.
+        drop(old);
+    }
+
+    fn random(&self) -> u64 {
+        self.chooser.lock().random.next_u64()
     }
 
     fn observe(&self, event: &Event<'_>) {
         if self.observes {
-            self.policy.lock().observe(event);
+            self.chooser.lock().policy.observe(event);
         }
     }
 }

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::Shared;
 use crate::balance::Event;
-use crate::channel::Exchange;
+use crate::channel::{Outgoing, waker};
 use crate::snapshot::Usable;
 
 /// Probes under way at once; more are not sent. Far above what any policy keeps up, it bounds what
@@ -76,19 +76,21 @@ impl Shared {
             self.probing.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
+        let waker = waker().await;
         let channel = &target.channels[0];
         let sent = Instant::now();
-        let exchange = Exchange {
-            channel,
+        let outgoing = Outgoing {
             method: protocol::PROBE,
             meta: RequestMeta::default(),
             params: &[method],
             now: sent,
             deadline: sent + PATIENCE_MIN.max(channel.round_trip() * 4),
             movable: false,
-            id: None,
         };
-        let outcome = exchange.await;
+        let outcome = match channel.send(&outgoing, waker) {
+            Ok(exchange) => exchange.await,
+            Err(error) => Err(error),
+        };
         self.probing.fetch_sub(1, Ordering::Relaxed);
         let node = target.node.id;
         let report = outcome.ok().and_then(|answer| {
