@@ -35,6 +35,9 @@ pub fn read_json<T: DeserializeOwned>(text: &[u8]) -> Result<T> {
     }
 }
 
+/// Longer keys are looked at when they are written.
+const KEY_INLINE: usize = 24;
+
 #[inline]
 pub(super) fn write_string(out: &mut Vec<u8>, text: &str) {
     // Most strings need no escape: room for the whole of it.
@@ -42,6 +45,21 @@ pub(super) fn write_string(out: &mut Vec<u8>, text: &str) {
     out.push(b'"');
     write_escaped(out, text.as_bytes());
     out.push(b'"');
+}
+
+/// A string and a colon. The name of a field is known where this is compiled into its serializer, and with it that
+/// nothing needs an escape.
+#[expect(clippy::inline_always, reason = "a call would hide the name from the compiler")]
+#[inline(always)]
+fn write_key(out: &mut Vec<u8>, key: &'static str) {
+    if key.len() > KEY_INLINE || key.bytes().any(needs_escape) {
+        write_string(out, key);
+        return out.push(b':');
+    }
+    out.reserve(key.len() + 3);
+    out.extend_from_slice(b"\"");
+    out.extend_from_slice(key.as_bytes());
+    out.extend_from_slice(b"\":");
 }
 
 #[inline]
@@ -308,8 +326,7 @@ impl Compound<'_> {
             return value.serialize(Text { out: self.out, raw: true });
         }
         self.separate();
-        write_string(self.out, key);
-        self.out.push(b':');
+        write_key(self.out, key);
         write_json(self.out, value)
     }
 
@@ -543,6 +560,23 @@ mod tests {
         same(&HashMap::from([((1, 2), 3)]));
         same(&HashMap::from([(None::<u8>, 3)]));
         same(&HashMap::from([(vec![1], 3)]));
+    }
+
+    #[test]
+    fn names_of_fields_are_written_as_by_serde_json() {
+        #[derive(Serialize)]
+        struct Names {
+            #[serde(rename = "")]
+            empty: u8,
+            #[serde(rename = "\"quoted\"\n")]
+            escaped: u8,
+            #[serde(rename = "twenty-four bytes longé")]
+            longest_short: u8,
+            #[serde(rename = "one that is longer than that, with a \\ in it")]
+            long: u8,
+            a: Option<&'static str>,
+        }
+        same(&Names { empty: 1, escaped: 2, longest_short: 3, long: 4, a: Some("b") });
     }
 
     #[test]
