@@ -26,7 +26,7 @@ impl Inner {
         method_hash: u32,
     ) -> Result<Answer, ExchangeError> {
         tokio::pin!(exchange);
-        let usual = usable.node.latency(Instant::now()).unwrap_or(PATIENCE_MAX);
+        let usual = usable.node.usual_latency(Instant::now()).unwrap_or(PATIENCE_MAX);
         let mut patience = usual.clamp(PATIENCE_MIN, PATIENCE_MAX);
         loop {
             tokio::select! {

@@ -126,9 +126,12 @@ impl Node {
         }
     }
 
-    /// What its answers take to this client, if it has had some: an estimate on the high side.
-    pub(crate) fn latency(&self, now: Instant) -> Option<Duration> {
-        let us = self.state.lock().load.latency_us(now)?;
+    /// What an answer usually takes: by its own account at its present load, or else to this client, if it has had
+    /// some, which is an estimate on the high side.
+    pub(crate) fn usual_latency(&self, now: Instant) -> Option<Duration> {
+        let state = self.state.lock();
+        let reported_us = state.report.map(|(report, _)| report.latency_us).filter(|us| *us > 0.0);
+        let us = reported_us.or_else(|| state.load.latency_us(now))?;
         Duration::try_from_secs_f64(us / 1e6).ok()
     }
 

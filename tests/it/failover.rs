@@ -379,6 +379,22 @@ async fn a_hedged_call_leaves_a_node_that_hangs_and_not_one_that_takes_long() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn one_long_answer_does_not_make_hedged_calls_wait_at_a_node_that_hangs() {
+    let ledger = Ledger::default();
+    let (_a, link, b, client) = linked_and_other(&ledger).await;
+    client.call::<_, String>("safe", &(0, 400)).await.unwrap();
+    for call in 1..=10 {
+        client.call::<_, String>("safe", &(call, 1)).await.unwrap();
+    }
+    link.stall();
+    let began = Instant::now();
+    let reply = client.call_detailed("safe", &(100, 0), &CallOptions::new().hedge()).await.unwrap();
+    assert_eq!(reply.node, b.addr);
+    assert!(began.elapsed() < Duration::from_millis(200), "{:?}", reply.attempts);
+    link.resume();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn when_all_nodes_fall_silent_for_a_while_no_call_fails() {
     let ledger = Ledger::default();
     let ((a, link_a), (b, link_b)) = (linked("a", &ledger).await, linked("b", &ledger).await);
