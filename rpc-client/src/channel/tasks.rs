@@ -27,6 +27,9 @@ const PING_IDS: u64 = 1 << 52;
 /// sends a ping, does it.
 const RELEASE_AFTER: Duration = Duration::from_secs(2);
 
+/// After a write has failed, the reader has so long to end the connection by itself.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+
 /// A write buffer larger than this is not kept.
 const KEEP_BYTES: usize = 1024 * 1024;
 
@@ -184,6 +187,11 @@ pub(super) async fn write(shared: Arc<Shared>) {
                 (half, batch)
             };
             if let Err(error) = write_all(&shared, &mut half, &batch).await {
+                // What the node sent before, answers and why it leaves, is still to be read. The reader comes to the
+                // end of it and closes the connection; meanwhile nothing more is sent.
+                if !shared.state.lock().closed {
+                    tokio::time::sleep(LAST_WORDS).await;
+                }
                 return shared.close(&error.to_string());
             }
             batch.clear();

@@ -1,4 +1,4 @@
-//! How often a channel writes.
+//! How often a channel writes, and what comes of its calls when it cannot.
 
 use std::io;
 use std::pin::Pin;
@@ -8,12 +8,12 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use rpc_core::wire::{Frame, FrameBuffer, Incoming, parse, put_result};
-use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, duplex, split};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, duplex, split};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::{Channel, Hello, Outgoing, Peer, waker};
+use super::{Channel, ExchangeError, Failure, Hello, Outgoing, Peer, waker};
 
 const LIMIT: usize = 1 << 20;
 
@@ -53,6 +53,19 @@ async fn answer(mut io: DuplexStream) {
     }
 }
 
+fn channel(
+    read_half: impl AsyncRead + Send + Unpin + 'static,
+    write_half: impl AsyncWrite + Send + Unpin + 'static,
+) -> Channel {
+    let hello = Hello {
+        peer: Peer { message_bytes_max: LIMIT, ..Peer::default() },
+        input: FrameBuffer::new(LIMIT),
+        round_trip: Duration::from_micros(10),
+        random: 0,
+    };
+    Channel::new("127.0.0.1:1".parse().unwrap(), read_half, write_half, hello)
+}
+
 /// Writes per call with this many calls in flight.
 fn writes_per_call(runtime: &Runtime, in_flight: usize) -> f64 {
     const EACH: usize = 100;
@@ -61,14 +74,7 @@ fn writes_per_call(runtime: &Runtime, in_flight: usize) -> f64 {
         let (near, far) = duplex(LIMIT);
         tokio::spawn(answer(far));
         let (read_half, write_half) = split(near);
-        let hello = Hello {
-            peer: Peer { message_bytes_max: LIMIT, ..Peer::default() },
-            input: FrameBuffer::new(LIMIT),
-            round_trip: Duration::from_micros(10),
-            random: 0,
-        };
-        let node = "127.0.0.1:1".parse().unwrap();
-        let channel = Arc::new(Channel::new(node, read_half, Counting(write_half, count.clone()), hello));
+        let channel = Arc::new(channel(read_half, Counting(write_half, count.clone())));
         let mut callers = JoinSet::new();
         for _ in 0..in_flight {
             let channel = channel.clone();
@@ -91,6 +97,52 @@ fn writes_per_call(runtime: &Runtime, in_flight: usize) -> f64 {
         callers.join_all().await;
     });
     count.load(Ordering::Relaxed) as f64 / (in_flight * EACH) as f64
+}
+
+/// Takes the first request. At the next the connection breaks, and the node has just answered the first.
+struct Breaking {
+    node: Option<DuplexStream>,
+    first: Option<Vec<u8>>,
+}
+
+impl AsyncWrite for Breaking {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let Some(first) = self.first.take() else {
+            self.first = Some(bytes.to_vec());
+            return Poll::Ready(Ok(bytes.len()));
+        };
+        let (mut input, mut answer) = (FrameBuffer::new(LIMIT), Vec::new());
+        input.room()[..first.len()].copy_from_slice(&first);
+        input.filled(first.len());
+        let Some(Frame::Message(message)) = input.next_frame().unwrap() else { panic!("no frame") };
+        let Incoming::Request(request) = parse(message) else { panic!("no request") };
+        put_result(&mut answer, request.id.as_ref().unwrap(), None, &1, LIMIT).unwrap();
+        let mut node = self.node.take().unwrap();
+        assert!(Pin::new(&mut node).poll_write(cx, &answer).is_ready());
+        Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[tokio::test]
+async fn what_the_node_sent_before_the_connection_broke_is_read() {
+    let (near, far) = duplex(LIMIT);
+    let channel = channel(near, Breaking { node: Some(far), first: None });
+    let now = Instant::now();
+    let deadline = now + Duration::from_secs(20);
+    let outgoing = Outgoing { method: "one", meta: Default::default(), params: &[1], now, deadline, movable: false };
+    let waker = waker().await;
+    let (answered, lost) = (channel.send(&outgoing, waker.clone()).unwrap(), channel.send(&outgoing, waker).unwrap());
+    let (answered, lost) = tokio::join!(answered, lost);
+    assert_eq!(answered.unwrap().body, b"1");
+    assert!(matches!(lost, Err(ExchangeError::Failed(Failure::Closed { sent: false }))), "{lost:?}");
 }
 
 /// Without the yield before each write, the multi-thread runtime writes each request by itself.
