@@ -17,7 +17,7 @@ pub(crate) const BUSY_SILENCE: Duration = Duration::from_millis(250);
 /// On long ways the silence lasts so many round trips at least.
 const ROUND_TRIPS: u32 = 4;
 
-/// How long that ping may stay unanswered before the node is suspect.
+/// How long that ping may stay unanswered before the node is suspect; on long ways two round trips.
 pub(crate) const SUSPECT_AFTER: Duration = Duration::from_millis(250);
 
 /// A shorter time of a round trip is as good as this one.
@@ -99,6 +99,10 @@ impl Liveness {
         BUSY_SILENCE.max(self.round_trip * ROUND_TRIPS)
     }
 
+    fn suspect_after(&self) -> Duration {
+        SUSPECT_AFTER.max(self.round_trip * 2)
+    }
+
     /// What the silence up to `now` means. A `Ping` is taken as sent.
     pub(crate) fn verdict(&mut self, now: Instant) -> Verdict {
         if self.due.take().is_some_and(|due| now.saturating_duration_since(due) >= OVERSLEPT) {
@@ -115,7 +119,7 @@ impl Liveness {
                     return Verdict::Ping;
                 }
                 let waited_busy = self.busy_since.map(|since| now.saturating_duration_since(first.max(since)));
-                if waited_busy.is_some_and(|w| w >= SUSPECT_AFTER) { Verdict::Suspect } else { Verdict::Fine }
+                if waited_busy.is_some_and(|w| w >= self.suspect_after()) { Verdict::Suspect } else { Verdict::Fine }
             }
             None => {
                 let idle_over = now.saturating_duration_since(self.last_received) >= self.idle_ping;
@@ -151,7 +155,7 @@ impl Liveness {
         match (self.pinged, self.busy_since) {
             (Some((first, count)), busy) => {
                 let next = first + PING_WAIT * count;
-                let suspect = busy.map(|since| first.max(since) + SUSPECT_AFTER).filter(|at| *at > now);
+                let suspect = busy.map(|since| first.max(since) + self.suspect_after()).filter(|at| *at > now);
                 suspect.map_or(next, |at| at.min(next))
             }
             (None, Some(since)) => idle.min(since.max(self.last_received) + self.busy_silence()),
@@ -237,6 +241,24 @@ mod tests {
         assert_eq!(next_verdict(&mut liveness, &mut now), Verdict::Ping);
         assert_eq!(next_verdict(&mut liveness, &mut now), Verdict::Suspect);
         assert!(now - sent <= Duration::from_millis(600), "{:?}", now - sent);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_far_away_is_soon_not_suspect_any_more() {
+        const FAR: Duration = Duration::from_millis(400);
+        let mut now = Instant::now();
+        let mut liveness = Liveness::new(now, FAR, 0);
+        let mut suspected = Vec::new();
+        for _ in 0..5 {
+            liveness.sent(now);
+            assert_eq!(next_verdict(&mut liveness, &mut now), Verdict::Ping);
+            let answer = now + FAR;
+            let due = liveness.next_check(now);
+            suspected.push(due < answer && liveness.verdict(due) == Verdict::Suspect);
+            now = answer;
+            liveness.received(now, false);
+        }
+        assert_eq!(suspected[2..], [false; 3], "{suspected:?}");
     }
 
     #[tokio::test(start_paused = true)]
