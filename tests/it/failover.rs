@@ -237,6 +237,22 @@ async fn only_the_listed_incarnation_is_called_while_the_list_is_up_to_date() {
     assert_eq!(client.call::<_, String>("work", &(3, 0)).await.unwrap(), "a");
 }
 
+/// A registry publishes its first list a moment before it says that it is up to date.
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_listed_incarnation_is_called_from_the_first_list_on() {
+    let ledger = Ledger::default();
+    let node = Node::start(worker("a", &ledger)).await;
+    let registry = Puppet::new();
+    registry.list([entry_of(node.addr, "an earlier one")]);
+    registry.health(Health::Connecting { trouble: None });
+    let client = Client::builder().connect_to(registry.clone());
+    nodes_are(&client, "tried", |n| n.first().is_some_and(|n| n.connected || n.trouble.is_some())).await;
+    let limit = CallOptions::new().timeout(Duration::from_millis(300));
+    client.call_with::<_, String>("work", &(1, 0), &limit).await.unwrap_err();
+    assert!(ledger.of(1).is_empty());
+    assert!(client.nodes()[0].trouble.as_deref().is_some_and(|t| t.contains("another instance")));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rolling_restart_fails_no_call() {
     let (ledger, url) = (Ledger::default(), fresh_registry());

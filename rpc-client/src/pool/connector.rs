@@ -73,7 +73,7 @@ impl Connector {
         // `gone`: the incarnation that said goodbye.
         let (mut attempt, mut gone) = (0, None);
         loop {
-            if gone.is_some() && self.health.wait_for(|health| !health.is_live()).await.is_err() {
+            if gone.is_some() && self.health.wait_for(is_lost).await.is_err() {
                 return;
             }
             let options = DialOptions {
@@ -115,7 +115,7 @@ impl Connector {
     /// The incarnation to insist on. While the registry cannot be reached its list may be out of
     /// date, and whoever answers at a listed address will do.
     fn incarnation(&self) -> Option<String> {
-        if self.health.borrow().is_live() { self.node.incarnation.clone() } else { None }
+        if is_lost(&self.health.borrow()) { None } else { self.node.incarnation.clone() }
     }
 
     /// Reports the changes of a connection until it is closed or its last user is gone.
@@ -143,6 +143,15 @@ impl Connector {
     async fn report(&self, what: What) {
         // The keeper is gone only when the whole pool is, and then this task is about to be.
         let _ = self.reports.send(Report { node: self.node.id, index: self.index, what }).await;
+    }
+}
+
+/// Whether the list that there is may be out of date. The first one comes a moment before the registry is said to be
+/// live.
+fn is_lost(health: &Health) -> bool {
+    match health {
+        Health::Live | Health::Connecting { .. } => false,
+        Health::Stale { .. } | Health::Closed => true,
     }
 }
 
