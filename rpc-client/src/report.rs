@@ -99,16 +99,19 @@ impl Reporter {
         Self { nodes, flushes, task }
     }
 
-    /// Where to record the latencies of this incarnation of a node. The same for equal arguments.
+    /// Where to record the latencies of this incarnation of a node. The same for equal arguments, if anything is written.
     pub(crate) fn node(&self, addr: SocketAddr, incarnation: &str) -> Arc<NodeSamples> {
+        let samples = |wake| {
+            let state = SamplesState { latencies: RecentLatencies::new(Instant::now()), plan: Plan::default() };
+            Arc::new(NodeSamples { addr, incarnation: incarnation.to_owned(), wake, state: Mutex::new(state) })
+        };
+        if self.task.is_none() {
+            // Nobody would ever clear them away.
+            return samples(None);
+        }
         let key = (addr, incarnation.to_owned());
         let mut nodes = self.nodes.by_incarnation.lock();
-        let samples = nodes.entry(key).or_insert_with(|| {
-            let state = SamplesState { latencies: RecentLatencies::new(Instant::now()), plan: Plan::default() };
-            let wake = self.task.is_some().then(|| self.nodes.wake.clone());
-            Arc::new(NodeSamples { addr, incarnation: incarnation.to_owned(), wake, state: Mutex::new(state) })
-        });
-        samples.clone()
+        nodes.entry(key).or_insert_with(|| samples(Some(self.nodes.wake.clone()))).clone()
     }
 
     /// Delivers what was measured of nodes whose response time is unknown, and waits for the writes
@@ -466,6 +469,7 @@ mod tests {
         let samples = reporter.node(addr(1), "");
         samples.record(Instant::now(), ms(30));
         assert!(samples.state.lock().latencies.since(Instant::now()).is_none());
+        assert_eq!(reporter.nodes.by_incarnation.lock().len(), 0);
         reporter.flush(Deadline::after(Instant::now(), Duration::from_secs(3600))).await;
     }
 

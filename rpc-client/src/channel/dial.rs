@@ -17,6 +17,9 @@ use super::{Channel, Hello, Peer};
 /// The id of the hello, before any call.
 const HELLO_ID: u64 = 1;
 
+/// A longer answer to hello is not taken: what the node says of itself, or why it refuses, is kept.
+const HELLO_BYTES_MAX: usize = 256 * 1024;
+
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DialError {
@@ -106,7 +109,7 @@ where
         .map_err(|e| DialError::Protocol(e.to_string()))?;
     // A server that turns clients away may have closed the connection by now; what it said can still be read.
     let unwritten = write_half.write_all(&out).await.err();
-    let mut input = FrameBuffer::new(limit);
+    let mut input = FrameBuffer::new(limit.min(HELLO_BYTES_MAX));
     let answer = loop {
         match input.next_frame().map_err(|e| DialError::Protocol(e.to_string()))? {
             Some(Frame::Message(message)) => match parse(message) {
@@ -134,6 +137,7 @@ where
             n => input.filled(n),
         }
     };
+    input.set_limit(limit);
     let hello = Hello { peer: peer(answer, limit)?, input, round_trip: sent.elapsed(), random: options.random };
     Ok(Channel::new(node, read_half, write_half, hello))
 }
@@ -165,30 +169,45 @@ fn peer(answer: Result<Vec<u8>, Vec<u8>>, limit: usize) -> Result<Peer, DialErro
 
 #[cfg(test)]
 mod tests {
-    use rpc_core::wire::{Id, put_error};
+    use rpc_core::wire::{Id, put_error, put_result};
     use tokio::io::{duplex, split};
 
     use super::*;
 
-    #[tokio::test]
-    async fn what_a_server_said_before_it_closed_is_heard() {
-        let (near, mut far) = duplex(1024);
-        let (addr, mut said) = ("127.0.0.1:1".parse().unwrap(), Vec::new());
-        put_error(&mut said, &Id::NULL, None, &RpcError::new(code::OVERLOADED, "full"), usize::MAX);
-        far.write_all(&said).await.unwrap();
+    /// What comes of a hello when this was said and the connection closed.
+    async fn refused_after(said: &[u8]) -> DialError {
+        let (near, mut far) = duplex(said.len());
+        far.write_all(said).await.unwrap();
         // Now nothing can be written to it any more.
         drop(far);
         let (read_half, write_half) = split(near);
         let options = DialOptions {
             patience: Duration::from_secs(20),
             incarnation: None,
-            message_bytes_max: 1024,
+            message_bytes_max: 1 << 24,
             random: 0,
             token: None,
             #[cfg(feature = "tls")]
             tls: None,
         };
-        let error = hello(read_half, write_half, addr, &options).await.err().unwrap();
+        hello(read_half, write_half, "127.0.0.1:1".parse().unwrap(), &options).await.err().unwrap()
+    }
+
+    /// What it says of itself, and why it refuses, is kept.
+    #[tokio::test]
+    async fn a_server_that_says_too_much_of_itself_is_refused() {
+        let mut said = Vec::new();
+        put_result(&mut said, &Id::Number(HELLO_ID), None, &json!({ "incarnation": "x".repeat(1 << 20) }), usize::MAX)
+            .unwrap();
+        let error = refused_after(&said).await.to_string();
+        assert!(error.starts_with("no hello: an answer of 1048"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn what_a_server_said_before_it_closed_is_heard() {
+        let mut said = Vec::new();
+        put_error(&mut said, &Id::NULL, None, &RpcError::new(code::OVERLOADED, "full"), usize::MAX);
+        let error = refused_after(&said).await;
         assert!(matches!(&error, DialError::Refused(error) if error.code == code::OVERLOADED), "{error:?}");
     }
 }

@@ -39,6 +39,9 @@ use crate::sync::{AtomicU64, Mutex};
 /// Bytes that may wait for the socket. A call beyond that waits or takes another node.
 const OUT_MAX: usize = 8 * 1024 * 1024;
 
+/// A longer reason why a connection was closed is cut: it may repeat what the node sent, and is kept.
+const REASON_BYTES_MAX: usize = 512;
+
 /// Set in the count of bytes written when the connection is closed.
 const CLOSED: u64 = 1 << 63;
 
@@ -104,6 +107,8 @@ struct Shared {
 struct State {
     /// Frames to be written.
     out: Vec<u8>,
+    /// Bytes in `out` that answer what the node asked.
+    answers: usize,
     /// Takes the place of `out` while that is being written.
     idle_out: Vec<u8>,
     /// Bytes ever taken out of `out`: where its first byte stands in the stream of all bytes.
@@ -198,6 +203,7 @@ impl Shared {
     fn new(node: SocketAddr, write_half: impl AsyncWrite + Send + Unpin + 'static, hello: &Hello) -> Self {
         let state = State {
             out: Vec::new(),
+            answers: 0,
             idle_out: Vec::new(),
             taken: 0,
             writing: false,
@@ -241,6 +247,7 @@ impl Shared {
                 state.taken += n as u64;
                 if n == state.out.len() {
                     state.out.clear();
+                    state.answers = 0;
                     return false;
                 }
                 state.out.drain(..n);
@@ -276,6 +283,7 @@ impl Shared {
 
     /// Ends the connection: every waiting call learns whether its request had left.
     fn close(&self, reason: &str) {
+        let reason = &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)];
         let mut wake = Vec::new();
         {
             let mut state = self.state.lock();

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use rpc_core::protocol::{self, code};
 use rpc_core::wire::{
-    Frame, FrameBuffer, Incoming, Request, give_body, load_in_meta, parse, peek_id, put_error, put_request, put_result,
-    take_body,
+    Frame, FrameBuffer, Id, Incoming, Request, give_body, load_in_meta, parse, peek_id, put_error, put_request,
+    put_result, take_body,
 };
 use rpc_core::{LoadReport, RpcError};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -30,31 +30,51 @@ const RELEASE_AFTER: Duration = Duration::from_secs(2);
 /// After a write has failed, the reader has so long to end the connection by itself.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
+/// Bytes of answers that may wait for a node to take them. It asks little, and its own buffers hold as much.
+const ANSWERS_MAX: usize = 1024 * 1024;
+
+/// A longer id of what a node asks is not repeated to it.
+const ID_BYTES_MAX: usize = 128;
+
+/// After so many bytes in a row the reader lets others have the thread: the keeper, which ends calls at their deadlines,
+/// the writer and the callers.
+const TURN_BYTES: usize = 256 * 1024;
+
 /// A write buffer larger than this is not kept.
 const KEEP_BYTES: usize = 1024 * 1024;
 
 /// Reads until the connection ends.
 pub(super) async fn read(shared: Arc<Shared>, mut half: impl AsyncRead + Unpin, mut input: FrameBuffer) {
     let mut wake = Vec::new();
+    let mut turn = 0;
     loop {
         // First what came together with the answer to hello.
         if let Err(reason) = deliver(&shared, &mut input, &mut wake) {
             return shared.close(&reason);
         }
         wake.drain(..).for_each(Waker::wake);
-        match poll_fn(|cx| poll_read(&mut half, &mut input, cx)).await {
+        if turn >= TURN_BYTES {
+            turn = 0;
+            tokio::task::yield_now().await;
+        }
+        match poll_fn(|cx| poll_read(&mut half, &mut input, &mut turn, cx)).await {
             Ok(0) if input.is_mid_message() => return shared.close("closed by the node in the middle of a message"),
             Ok(0) => return shared.close("closed by the node"),
-            Ok(n) => input.filled(n),
+            Ok(n) => {
+                input.filled(n);
+                turn += n;
+            }
             Err(error) => return shared.close(&error.to_string()),
         }
     }
 }
 
-/// Reads once. While there is nothing to read, the buffer's memory is lent to others.
+/// Reads once. While there is nothing to read, the buffer's memory is lent to others, as is the thread: `turn`, the
+/// bytes read in a row, begins anew.
 fn poll_read(
     half: &mut (impl AsyncRead + Unpin),
     input: &mut FrameBuffer,
+    turn: &mut usize,
     cx: &mut Context<'_>,
 ) -> Poll<std::io::Result<usize>> {
     let mut room = ReadBuf::new(input.room());
@@ -62,6 +82,7 @@ fn poll_read(
     let n = room.filled().len();
     if read.is_pending() {
         input.rest();
+        *turn = 0;
     }
     read.map_ok(|()| n)
 }
@@ -110,7 +131,7 @@ fn incoming(
                 reply(state, id, text, Head { ok, load, now }, wake);
             }
         }
-        Incoming::Request(request) => asked(shared, state, &request),
+        Incoming::Request(request) => asked(shared, state, &request)?,
         Incoming::Batch(_) => return Err("the node sent a batch that nobody asked for".into()),
         Incoming::Invalid(invalid) => return Err(format!("the node sent no valid message: {}", invalid.error.message)),
     }
@@ -148,18 +169,29 @@ fn oversized(state: &mut State, size: usize, head: &[u8], limit: usize, now: Ins
 }
 
 /// What a server asks of its client.
-fn asked(shared: &Shared, state: &mut State, request: &Request<'_>) {
-    match (&*request.method, &request.id) {
-        (protocol::GOAWAY, _) => shared.set_status(Status::Leaving),
-        (protocol::PING, Some(id)) => {
-            put_result(&mut state.out, id, None, &(), usize::MAX).expect("`null` fits");
-        }
-        (_, Some(id)) => {
-            let error = RpcError::new(code::METHOD_NOT_FOUND, "a client has no methods");
-            put_error(&mut state.out, id, None, &error, usize::MAX);
-        }
-        (_, None) => {}
+fn asked(shared: &Shared, state: &mut State, request: &Request<'_>) -> Result<(), String> {
+    if request.method == protocol::GOAWAY {
+        shared.set_status(Status::Leaving);
+        return Ok(());
     }
+    let Some(id) = &request.id else { return Ok(()) };
+    if let Id::Other(text) = id
+        && text.len() > ID_BYTES_MAX
+    {
+        return Err(format!("the node asked something with an id of {} bytes", text.len()));
+    }
+    if state.answers >= ANSWERS_MAX {
+        return Err("the node takes no answers".into());
+    }
+    let before = state.out.len();
+    if request.method == protocol::PING {
+        put_result(&mut state.out, id, None, &(), usize::MAX).expect("`null` fits");
+    } else {
+        let error = RpcError::new(code::METHOD_NOT_FOUND, "a client has no methods");
+        put_error(&mut state.out, id, None, &error, usize::MAX);
+    }
+    state.answers += state.out.len() - before;
+    Ok(())
 }
 
 /// Writes whatever is in the buffer, for everybody at once.
@@ -183,6 +215,7 @@ pub(super) async fn write(shared: Arc<Shared>) {
                 }
                 let batch = std::mem::replace(&mut state.out, std::mem::take(&mut state.idle_out));
                 state.taken += batch.len() as u64;
+                state.answers = 0;
                 let Some(half) = state.half.take() else { return };
                 (half, batch)
             };

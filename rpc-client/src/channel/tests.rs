@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use rpc_core::wire::{Frame, FrameBuffer, Incoming, parse, put_result};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, duplex, split};
+use rpc_core::wire::{Frame, FrameBuffer, Incoming, begin_frame, end_frame, parse, put_result};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf, duplex, sink, split};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::{Channel, ExchangeError, Failure, Hello, Outgoing, Peer, waker};
+use super::{Channel, ExchangeError, Failure, Hello, Outgoing, Peer, Status, waker};
 
 const LIMIT: usize = 1 << 20;
 
@@ -161,4 +161,98 @@ fn requests_made_together_share_a_write() {
 fn a_caller_that_is_alone_writes_once_per_call() {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     assert_eq!(writes_per_call(&runtime, 1), 1.0);
+}
+
+fn frame(text: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    let start = begin_frame(&mut out);
+    out.extend_from_slice(text.as_bytes());
+    end_frame(&mut out, start, usize::MAX).unwrap();
+    out
+}
+
+/// What a node asks without end, and reads no answers to. The reason why the connection is closed.
+async fn reason_after(asked: &[u8]) -> String {
+    const ENOUGH: usize = 64 << 20;
+    let (near, far) = duplex(64 * 1024);
+    let (read_half, write_half) = split(near);
+    let (channel, (_unread, mut far)) = (channel(read_half, write_half), split(far));
+    let mut status = channel.status();
+    let flood = async {
+        for _ in 0..ENOUGH / asked.len() {
+            if far.write_all(asked).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+            assert!(channel.held().1 < 16 << 20, "{} bytes wait for the node", channel.held().1);
+        }
+        panic!("the node asked for {ENOUGH} bytes of answers");
+    };
+    tokio::select! {
+        () = flood => unreachable!(),
+        closed = status.wait_for(|status| matches!(status, Status::Closed(_))) => match &*closed.unwrap() {
+            Status::Closed(reason) => reason.to_string(),
+            other => panic!("{other:?}"),
+        },
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_asks_and_takes_no_answers_costs_its_connection() {
+    let ping = frame(r#"{"jsonrpc":"2.0","id":1,"method":"rpc.ping"}"#);
+    assert_eq!(reason_after(&ping).await, "the node takes no answers");
+    let unknown = frame(r#"{"jsonrpc":"2.0","id":1,"method":"who"}"#);
+    assert_eq!(reason_after(&unknown).await, "the node takes no answers");
+    let id = "x".repeat(LIMIT / 2);
+    let long = frame(&format!(r#"{{"jsonrpc":"2.0","id":"{id}","method":"rpc.ping"}}"#));
+    assert_eq!(reason_after(&long).await, format!("the node asked something with an id of {} bytes", id.len() + 2));
+    // The reason is kept, and serde repeats what it does not expect.
+    let text = frame(&format!("\"{id}\""));
+    assert!(reason_after(&text).await.len() < 1000);
+}
+
+/// A node that takes its answers may ask as much as it likes.
+#[tokio::test]
+async fn a_node_that_takes_its_answers_may_ask_for_ever() {
+    let (near, far) = duplex(64 * 1024);
+    let (read_half, write_half) = split(near);
+    let (channel, (mut answers, mut far)) = (channel(read_half, write_half), split(far));
+    let pings = frame(r#"{"jsonrpc":"2.0","id":1,"method":"rpc.ping"}"#).repeat(1000);
+    let answer = frame(r#"{"jsonrpc":"2.0","id":1,"result":null}"#);
+    const TIMES: usize = 100;
+    let ask = async {
+        for _ in 0..TIMES {
+            far.write_all(&pings).await.unwrap();
+        }
+    };
+    let mut answered = vec![0; answer.len() * 1000 * TIMES];
+    let (_, read) = tokio::join!(ask, answers.read_exact(&mut answered));
+    read.unwrap();
+    assert_eq!(*channel.status().borrow(), Status::Open);
+}
+
+/// Has pings whenever it is read, for a while.
+struct Flood {
+    pings: Vec<u8>,
+    until: Instant,
+}
+
+impl AsyncRead for Flood {
+    fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, room: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if Instant::now() < self.until && room.remaining() >= self.pings.len() {
+            room.put_slice(&self.pings);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// On one thread: the node's pings leave time for what else there is to do.
+#[tokio::test]
+async fn a_call_ends_at_its_deadline_however_much_the_node_sends() {
+    let pings = frame(r#"{"jsonrpc":"2.0","id":1,"method":"rpc.ping"}"#).repeat(200);
+    let channel = channel(Flood { pings, until: Instant::now() + Duration::from_secs(5) }, sink());
+    let now = Instant::now();
+    let deadline = now + Duration::from_millis(50);
+    let outgoing = Outgoing { method: "one", meta: Default::default(), params: &[1], now, deadline, movable: false };
+    let ended = channel.send(&outgoing, waker().await).unwrap().await;
+    assert!(matches!(ended, Err(ExchangeError::Failed(Failure::Deadline))), "{ended:?}");
 }

@@ -16,6 +16,9 @@ use crate::snapshot::Snapshot;
 /// Longer names of methods are cut.
 const METHOD_BYTES_MAX: usize = 128;
 
+/// Longer outcomes of attempts are cut.
+const OUTCOME_BYTES_MAX: usize = 512;
+
 /// Decisions that are recorded of a call that did not ask for it: one that nobody takes must not drive
 /// out all others.
 const RECORDS_MAX: u32 = 16;
@@ -193,8 +196,20 @@ impl Inner {
     }
 }
 
-/// One attempt, for people and programs.
+/// One attempt, for people and programs. What the node said is cut if it is long: attempts are kept.
 pub(crate) fn attempt(node: SocketAddr, elapsed: Duration, outcome: &str) -> Attempt {
+    let outcome = &outcome[..outcome.floor_char_boundary(OUTCOME_BYTES_MAX)];
     let elapsed_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX);
     Attempt { node, elapsed_us, outcome: outcome.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_node_said_at_length_is_cut_where_it_is_kept() {
+        let told = attempt(([127, 0, 0, 1], 1).into(), Duration::ZERO, &"ü".repeat(1 << 20));
+        assert_eq!(told.outcome, "ü".repeat(OUTCOME_BYTES_MAX / 2));
+    }
 }

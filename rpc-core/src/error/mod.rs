@@ -202,7 +202,7 @@ pub struct Attempt {
     pub node: SocketAddr,
     /// From sending to the outcome, in microseconds.
     pub elapsed_us: u64,
-    /// `ok`, or what happened instead.
+    /// `ok`, or what happened instead; a very long text is cut.
     pub outcome: String,
 }
 
