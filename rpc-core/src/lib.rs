@@ -1,8 +1,9 @@
 //! What the client and the server share: the wire, errors, deadlines, node records and the
 //! registries that servers register in and clients watch.
 //!
-//! Nothing here knows of a client or a server. I/O happens in `net`, `tls`, `reloaded`, `secret`
-//! and under `registry` only; everything else is pure and takes the time and random numbers it needs as arguments.
+//! Nothing here knows of a client or a server. I/O happens in `net`, `tls`, `reloaded`, `secret`,
+//! `open_files` and under `registry` only; everything else is pure and takes the time and random numbers it needs as
+//! arguments.
 
 pub mod backoff;
 mod deadline;
@@ -11,6 +12,7 @@ mod latency;
 pub mod load;
 pub mod net;
 mod node_record;
+pub mod open_files;
 pub mod protocol;
 pub mod registry;
 pub mod reloaded;

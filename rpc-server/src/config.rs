@@ -24,7 +24,9 @@ pub struct ServerConfig {
     /// How long calls may go on after the server was told to stop. Default: 15 s.
     pub drain_timeout: Duration,
     /// Connections beyond this are told so (an `overloaded` error with the id `null`) and closed: a
-    /// connection left unaccepted would have its peer wait for nothing. Default: 65 536.
+    /// connection left unaccepted would have its peer wait for nothing. Default: 65 536. Where the
+    /// system tells how many files the process may have open (Linux), no more than 64 fewer than
+    /// that, as it is when serving begins.
     pub connections_max: usize,
     /// A connection on which a message has begun, and is not complete after this time, is closed:
     /// bytes that trickle in hold memory and a place for nothing. Measured to the second, as the

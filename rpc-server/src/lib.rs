@@ -35,6 +35,7 @@ mod reply;
 mod router;
 #[cfg(feature = "tls")]
 mod secure;
+mod seldom;
 mod server;
 mod turn_away;
 

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use crate::access::{Access, Caller};
 use crate::admission::{Admission, ConcurrencyLimit};
@@ -27,6 +28,7 @@ use crate::handler_error::unfit_params;
 use crate::links::{Links, signal};
 use crate::load::Load;
 use crate::router::Router;
+use crate::seldom::Seldom;
 use crate::turn_away::TurnedAway;
 
 /// The registry has this long to confirm that the node is draining: clients that connect later
@@ -244,7 +246,8 @@ impl Server {
     pub async fn serve(self, shutdown: impl Future<Output = ()>) {
         let links = self.links.clone();
         let mut connections = JoinSet::new();
-        let mut turned_away = TurnedAway::default();
+        let mut turned_away = TurnedAway::new(self.shared.config.connections_max);
+        let mut failures = Seldom::default();
         let accept = async {
             loop {
                 let joined = connections.len();
@@ -252,7 +255,9 @@ impl Server {
                     accepted = net::accept(&self.listener) => match accepted {
                         Ok(accepted) => self.shared.take(accepted, &links, &mut connections, &mut turned_away),
                         Err(error) => {
-                            tracing::warn!(%error, "cannot accept");
+                            if let Some(times) = failures.count(Instant::now()) {
+                                tracing::warn!(%error, times, "cannot accept");
+                            }
                             tokio::time::sleep(ACCEPT_RETRY).await;
                         }
                     },
@@ -314,16 +319,15 @@ impl Shared {
         connections: &mut JoinSet<()>,
         turned_away: &mut TurnedAway,
     ) {
-        let max = self.config.connections_max;
-        if links.len() >= max {
+        if links.len() >= turned_away.max() {
             links.refuse();
-            tracing::warn!(%peer, "connection limit reached; closed");
+            turned_away.log(peer);
             // Without a handshake, which is more work than it is worth, it could not read a word.
             #[cfg(feature = "tls")]
             if self.config.tls.is_some() {
                 return;
             }
-            return turned_away.add(stream, max);
+            return turned_away.add(stream);
         }
         #[cfg(feature = "tls")]
         if let Some(tls) = self.config.tls.clone() {

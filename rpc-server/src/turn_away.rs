@@ -1,15 +1,21 @@
 //! Connections beyond the limit.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use rpc_core::RpcError;
+use rpc_core::open_files::{OTHER_FILES, OpenFiles};
 use rpc_core::protocol::code;
 use rpc_core::wire::{Id, put_error};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
-/// Connections that are being told at once; more are closed without a word.
-const TURNED_AWAY_MAX: usize = 64;
+use crate::seldom::Seldom;
+
+/// Connections that are being told at once; more are closed without a word. They take half of the
+/// files that are kept from connections, at most.
+const TURNED_AWAY_MAX: usize = OTHER_FILES as usize / 2;
 
 /// How long one is kept open for that.
 const TURN_AWAY_WITHIN: Duration = Duration::from_secs(1);
@@ -17,18 +23,58 @@ const TURN_AWAY_WITHIN: Duration = Duration::from_secs(1);
 /// Another server of the service has to take it meanwhile.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Connections that are being told that there is no room for them.
-#[derive(Debug, Default)]
-pub(crate) struct TurnedAway(JoinSet<()>);
+/// The most connections that a server has at a time, and those beyond that are being told so.
+#[derive(Debug)]
+pub(crate) struct TurnedAway {
+    max: usize,
+    told: JoinSet<()>,
+    logged: Seldom,
+}
 
 impl TurnedAway {
-    /// Tells a peer that the server has its `connections`, and closes.
-    pub(crate) fn add(&mut self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, connections: usize) {
-        while self.0.try_join_next().is_some() {}
-        if self.0.len() < TURNED_AWAY_MAX {
-            self.0.spawn(turn_away(io, connections));
+    /// For a server that may have `setting` connections, if there are files for so many.
+    pub(crate) fn new(setting: usize) -> Self {
+        Self { max: most(setting, OpenFiles::of_this_process()), told: JoinSet::new(), logged: Seldom::default() }
+    }
+
+    /// The most connections at a time.
+    pub(crate) fn max(&self) -> usize {
+        self.max
+    }
+
+    /// Logs that a peer is turned away, unless that is known.
+    pub(crate) fn log(&mut self, peer: SocketAddr) {
+        if let Some(times) = self.logged.count(Instant::now()) {
+            tracing::warn!(%peer, connections = self.max, times, "connection limit reached; closed");
         }
     }
+
+    /// Tells a peer that the server has its connections, and closes.
+    pub(crate) fn add(&mut self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+        while self.told.try_join_next().is_some() {}
+        if self.told.len() < TURNED_AWAY_MAX {
+            self.told.spawn(turn_away(io, self.max));
+        }
+    }
+}
+
+/// A connection for which there is no file would stay unaccepted: its peer would wait for nothing.
+fn most(setting: usize, files: Option<OpenFiles>) -> usize {
+    let Some(files) = files else { return setting };
+    let max = usize::try_from(files.connections()).unwrap_or(usize::MAX);
+    if max >= setting {
+        return setting;
+    }
+    let lowered = format!(
+        "connections are limited to {max}, not {setting}: only {} open files are allowed (ulimit -n)",
+        files.soft
+    );
+    if files.soft <= OTHER_FILES {
+        tracing::warn!("{lowered}, which is too few for a server");
+    } else {
+        tracing::info!("{lowered}");
+    }
+    max
 }
 
 async fn turn_away(mut io: impl AsyncRead + AsyncWrite + Unpin, connections: usize) {
@@ -46,4 +92,19 @@ async fn turn_away(mut io: impl AsyncRead + AsyncWrite + Unpin, connections: usi
     };
     // Whether it took it or not: it is not served.
     let _ = tokio::time::timeout(TURN_AWAY_WITHIN, told).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_limit_connections_where_they_are_fewer() {
+        let files = |soft| Some(OpenFiles { soft, hard: 4096 });
+        assert_eq!(most(65_536, files(1024)), 960);
+        assert_eq!(most(500, files(1024)), 500);
+        assert_eq!(most(65_536, files(64)), 1);
+        assert_eq!(most(65_536, files(u64::MAX)), 65_536);
+        assert_eq!(most(65_536, None), 65_536);
+    }
 }

@@ -1,15 +1,17 @@
 //! Peers that take up what they do not use, and commands that meet a full server.
 
 use std::future::pending;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rpc_client::{CallOptions, Client};
-use rpc_core::protocol::IN_FLIGHT_MAX;
+use rpc_core::open_files::OTHER_FILES;
+use rpc_core::protocol::{IN_FLIGHT_MAX, code};
 use rpc_server::{Method, RpcError, Server, ServerBuilder, ServerConfig, ServerUsage};
 use rpc_tests::binaries;
 use rpc_tests::cluster::{Node, SOON, any_port, connected, fresh_registry, until};
-use rpc_tests::process::Exit;
+use rpc_tests::process::{Exit, Process};
 use rpc_tests::raw::RawPeer;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -159,6 +161,46 @@ async fn peers_that_take_no_answers_cost_a_server_little_memory() {
     assert!(grown < 16 * 1024, "{grown} KiB for {PEERS} peers");
     assert_eq!(client.call::<_, [u32; 1]>("echo", &[7]).await.unwrap(), [7], "others are served");
     drop(stalled);
+}
+
+/// Few files as under `ulimit -n`, which is 1024 on most systems; a shell that lowers it first.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_takes_no_more_connections_than_it_has_files_for() {
+    const FILES: usize = 200;
+    const PLACES: usize = FILES - OTHER_FILES as usize;
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("local:{}", dir.path().display());
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("ulimit -n {FILES}; exec \"$0\" \"$@\"")]).arg(binaries::path("rpc-server"));
+    let server = Process::start({
+        command.args(["--port", "0", "--registry", &url]);
+        command
+    });
+    let serving = server.stdout_line("serving ", SOON).await;
+    let addr: std::net::SocketAddr = serving.split_whitespace().nth(1).unwrap().parse().unwrap();
+    let mut taken = Vec::new();
+    for _ in 0..PLACES {
+        let mut peer = RawPeer::connect(addr).await;
+        assert_eq!(peer.ask_json(PING).await["id"], 1);
+        taken.push(peer);
+    }
+    for _ in 0..100 {
+        let mut peer = RawPeer::connect(addr).await;
+        assert_eq!(peer.receive_json().await["error"]["code"], code::OVERLOADED);
+        peer.closed().await;
+    }
+    assert_eq!(taken[0].ask_json(PING).await["id"], 1);
+    let ended = binaries::start("rpc-client", ["doctor", "--registry", &url, "--timeout", "1s"]).finished(SOON).await;
+    let told = ended.stdout.join("\n");
+    assert!(told.contains(&format!("it is full: the server has its {PLACES} connections")), "{told}");
+    // The registry had a file to spare all the while.
+    std::fs::remove_file(dir.path().join(addr.to_string())).unwrap();
+    until("new entry", SOON, || dir.path().join(addr.to_string()).exists()).await;
+    server.terminate();
+    let log = server.finished(SOON).await.stderr.join("\n");
+    let times = |text: &str| log.matches(text).count();
+    assert_eq!(times(&format!("connections are limited to {PLACES}, not 65536")), 1, "{log}");
+    assert_eq!((times("connection limit reached"), times("cannot accept")), (1, 0), "{log}");
 }
 
 #[tokio::test]

@@ -1,28 +1,20 @@
 //! Limits of this machine.
 
-use super::finding::{Finding, Level};
+use rpc_core::open_files::{OTHER_FILES, OpenFiles};
 
-/// Open files beside the connections: the registry's, standard ones, some to spare.
-const OTHER_FILES: u64 = 64;
+use super::finding::{Finding, Level};
 
 /// Connections that a server takes by default.
 const SERVER_CONNECTIONS: u64 = 65_536;
 
 /// Whether a client can connect with all nodes, and a server take all clients.
 pub(super) fn open_files(nodes: usize) -> Vec<Finding> {
-    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
-    // Other systems have no such file; there is nothing to be said about them.
-    read(&limits).map(|(soft, hard)| judge(soft, hard, nodes as u64)).into_iter().collect()
+    // Other systems do not tell; there is nothing to be said about them.
+    OpenFiles::of_this_process().map(|limit| judge(limit, nodes as u64)).into_iter().collect()
 }
 
-/// The soft and the hard limit of open files.
-fn read(limits: &str) -> Option<(u64, u64)> {
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
-    let mut values = line.split_whitespace().map(|value| value.parse().unwrap_or(u64::MAX));
-    Some((values.next()?, values.next()?))
-}
-
-fn judge(soft: u64, hard: u64, nodes: u64) -> Finding {
+fn judge(limit: OpenFiles, nodes: u64) -> Finding {
+    let OpenFiles { soft, hard } = limit;
     let about = "limits";
     let raise = |wanted: u64| match wanted <= hard {
         true => format!("ulimit -n {wanted}"),
@@ -39,7 +31,7 @@ fn judge(soft: u64, hard: u64, nodes: u64) -> Finding {
         let fact = format!("{soft} open files are allowed here");
         let consequence = format!(
             "enough for a client of {nodes} nodes; a server started here takes at most {} connections",
-            soft.saturating_sub(OTHER_FILES)
+            limit.connections()
         );
         return Finding::bad(
             Level::Warning,
@@ -56,16 +48,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_read_and_compared() {
-        let text = "Limit                     Soft Limit           Hard Limit           Units\n\
-                    Max open files            1024                 524288               files\n";
-        assert_eq!(read(text), Some((1024, 524_288)));
-        assert_eq!(read("Max open files   unlimited  unlimited  files"), Some((u64::MAX, u64::MAX)));
-        assert_eq!(read("nothing of the kind"), None);
+    fn limits_are_compared() {
+        let judge = |soft, hard, nodes| judge(OpenFiles { soft, hard }, nodes);
         assert_eq!(judge(1024, 524_288, 3).level, Level::Warning);
         let few = judge(1024, 4096, 2000);
         assert!(few.level == Level::Problem && few.to_string().ends_with("-> ulimit -n 2064"), "{few}");
         assert!(judge(1024, 1024, 3).to_string().contains("as root"));
+        assert!(judge(1024, 1024, 3).to_string().contains("at most 960 connections"));
         assert_eq!(judge(1_000_000, 1_000_000, 3).level, Level::Ok);
     }
 }

@@ -187,7 +187,8 @@ fn silence(addr: SocketAddr, error: &GreetError, url: &RegistryUrl) -> Finding {
             (Level::Problem, "connect", [format!("nobody answers: {error}"), none(), mend])
         }
         GreetError::Silent(_) => {
-            let mend = listening("names the process: it hangs, so restart it");
+            let mend =
+                listening("names the process: restart it, or raise its ulimit -n if its log says `cannot accept`");
             (Level::Problem, "silent", [format!("it does not answer: {error}"), none(), mend])
         }
         GreetError::Refused(answer) if answer.code == code::DRAINING => {
@@ -203,6 +204,11 @@ fn silence(addr: SocketAddr, error: &GreetError, url: &RegistryUrl) -> Finding {
             let fact = format!("it does not take clients without credentials: {error}");
             let mend = "give --tls-ca, --token-file or RPC_TOKEN, as the servers ask for";
             (Level::Problem, "credentials", [fact, "calls with these options fail".into(), mend.into()])
+        }
+        GreetError::Refused(answer) if answer.code == code::OVERLOADED => {
+            let follows = "clients that are connected call it, and others do not";
+            let mend = "start another server, or give this one a higher ulimit -n or connections_max";
+            (Level::Warning, "full", [format!("it is full: {error}"), follows.into(), mend.into()])
         }
         GreetError::Refused(_) => {
             let fact = format!("it refuses clients like this one: {error}");
