@@ -127,7 +127,22 @@ async fn one_connection_takes_up_no_more_than_its_share() {
 /// Sockets hold some MiB of each direction; what comes after that would have to be kept by the server.
 #[tokio::test(flavor = "multi_thread")]
 async fn peers_that_take_no_answers_cost_a_server_little_memory() {
-    const PEERS: usize = 8;
+    let grown = memory_of_peers_that_take_no_answers(65_536).await;
+    assert!(grown < 16 * 1024, "{grown} KiB for {PEERS} peers");
+}
+
+/// Half of a message that has begun to arrive, or the whole, and the answer to the one before.
+#[tokio::test(flavor = "multi_thread")]
+async fn peers_that_take_no_large_answers_cost_a_server_two_messages_each() {
+    const BYTES: usize = 3_000_000;
+    let grown = memory_of_peers_that_take_no_answers(BYTES).await;
+    assert!(grown < (PEERS * 3 * BYTES / 1024) as u64, "{grown} KiB for {PEERS} peers");
+}
+
+const PEERS: usize = 8;
+
+/// How many KiB a server grows by for peers that ask for such texts and take no answers.
+async fn memory_of_peers_that_take_no_answers(text: usize) -> u64 {
     const OFFERED: usize = 128 * 1024 * 1024;
     let dir = tempfile::tempdir().unwrap();
     let url = format!("local:{}", dir.path().display());
@@ -138,7 +153,7 @@ async fn peers_that_take_no_answers_cost_a_server_little_memory() {
     connected(&client, 1).await;
     let before = resident_kib(server.id());
     let request =
-        frame(&json!({"jsonrpc": "2.0", "id": 1, "method": "echo", "params": ["x".repeat(65_536)]}).to_string());
+        frame(&json!({"jsonrpc": "2.0", "id": 1, "method": "echo", "params": ["x".repeat(text)]}).to_string());
     let peers = (0..PEERS).map(|_| {
         let request = request.clone();
         tokio::spawn(async move {
@@ -158,9 +173,9 @@ async fn peers_that_take_no_answers_cost_a_server_little_memory() {
         stalled.push(peer.await.unwrap().expect("the server stops to take requests"));
     }
     let grown = resident_kib(server.id()).saturating_sub(before);
-    assert!(grown < 16 * 1024, "{grown} KiB for {PEERS} peers");
     assert_eq!(client.call::<_, [u32; 1]>("echo", &[7]).await.unwrap(), [7], "others are served");
     drop(stalled);
+    grown
 }
 
 /// Few files as under `ulimit -n`, which is 1024 on most systems; a shell that lowers it first.
