@@ -94,7 +94,7 @@ impl ServerBuilder {
     }
 
     /// The address to register, where it differs from the one bound: behind address translation,
-    /// or when bound to all interfaces.
+    /// or when bound to all interfaces. Port 0 is the port bound.
     pub fn advertise(mut self, addr: SocketAddr) -> Self {
         self.advertise = Some(addr);
         self
@@ -132,6 +132,7 @@ impl ServerBuilder {
             Some(RegistryChoice::Url(url)) => Some(registry::open(&url)?),
         };
         let advertised = match (self.advertise, &registry) {
+            (Some(addr), _) if addr.port() == 0 => SocketAddr::new(addr.ip(), bound.port()),
             (Some(addr), _) => addr,
             (None, Some(registry)) => advertised(bound, registry.url())?,
             (None, None) => bound,
@@ -401,6 +402,11 @@ impl Shared {
             protocol::DISCOVER => {
                 let methods = self.router.sorted().filter(|method| caller.permit(&method.name).is_ok());
                 Ok(discover::document(&self.title, methods))
+            }
+            // A connection answers these itself, unless they come in a batch.
+            alone @ (protocol::HELLO | protocol::CANCEL) => {
+                let message = format!("`{alone}` is a message of its own, not part of a batch");
+                Err(RpcError::new(code::METHOD_NOT_FOUND, message))
             }
             other => Err(RpcError::new(code::METHOD_NOT_FOUND, format!("no method `{other}`"))),
         }

@@ -101,6 +101,10 @@ async fn tokens_come_from_files_or_the_environment_and_are_shown_nowhere() {
     let (code, output) = client(&call, &[("RPC_TOKEN", "short horse")]).await;
     assert!(code == 3 && output.contains("at least 16"), "{code}: {output}");
     shown += &output;
+    let short = start("rpc-server", &["--port", "0", "--registry", "none"], &[("RPC_TOKEN", "short horse")]);
+    let output = short.finished(SOON).await.stderr.join("\n");
+    assert!(output.contains("at least 16") && output.contains("next: set RPC_TOKEN to a longer one"), "{output}");
+    shown += &output;
     let (code, output) = client(&["call", "--help"], &[("RPC_TOKEN", TOKEN)]).await;
     assert_eq!(code, 0);
     shown += &output;

@@ -468,6 +468,8 @@ async fn each_request_of_a_batch_fails_by_itself() {
     assert_eq!(has(code::INVALID_PARAMS, json!(2)), 1, "{answers:?}");
     assert_eq!(has(code::INVALID_REQUEST, Value::Null), 2, "{answers:?}");
     assert_eq!(has(code::METHOD_NOT_FOUND, json!(7)), 1, "{answers:?}");
+    let hello = answers.iter().find(|answer| answer["id"] == 7).unwrap();
+    assert!(hello["error"]["message"].as_str().unwrap().contains("not part of a batch"), "{hello}");
     assert!(answers.contains(&json!({"jsonrpc": "2.0", "id": 4, "result": null})), "{answers:?}");
     assert!(answers.contains(&json!({"jsonrpc": "2.0", "id": 6, "result": 1})), "{answers:?}");
     assert_eq!(answers.len(), 7, "{answers:?}");

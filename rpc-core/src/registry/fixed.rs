@@ -47,8 +47,12 @@ impl Registry for FixedRegistry {
         Capabilities { register: false, write_back: false, coordination: false }
     }
 
-    fn register(&self, _addr: SocketAddr, _record: NodeRecord) -> Registration {
-        Registration::refused(format!("{}: {REFUSAL}", self.url))
+    fn register(&self, addr: SocketAddr, _record: NodeRecord) -> Registration {
+        let url = &self.url;
+        Registration::refused(match self.members.borrow().nodes.contains_key(&addr) {
+            true => format!("{url}: {REFUSAL}"),
+            false => format!("{url} does not list {addr}, and takes no entries"),
+        })
     }
 
     fn members(&self) -> watch::Receiver<Arc<Members>> {

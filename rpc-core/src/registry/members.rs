@@ -56,9 +56,33 @@ pub struct Members {
     pub as_of: Option<Instant>,
 }
 
+/// The address that an entry is named after. `127.0.0.1:08898` is none, as a node has one name; nor
+/// is one with port 0, at which nobody can be reached.
+pub(super) fn address(name: &str) -> Option<SocketAddr> {
+    name.parse().ok().filter(|addr: &SocketAddr| addr.to_string() == name && addr.port() != 0)
+}
+
 impl Members {
     /// Whether a list was ever read. An empty list that was read is an answer.
     pub fn is_known(&self) -> bool {
         self.as_of.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_addresses_as_we_spell_them_name_a_node() {
+        for name in ["127.0.0.1:1", "[::1]:8898", "127.0.0.1:65535"] {
+            assert!(address(name).is_some(), "{name}");
+        }
+        for name in
+            ["", "127.0.0.1", "127.0.0.1:01", "::1:80", "[0:0::1]:1", "localhost:1", "127.0.0.1:1~", "127.0.0.1:70000"]
+        {
+            assert!(address(name).is_none(), "{name}");
+        }
+        assert!(address("127.0.0.1:0").is_none());
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -70,6 +71,8 @@ const FORMS: &str =
 const NO_SECRETS: &str = "registry URL: URLs are shown and logged, so they hold no password; \
     put `user:password` into RPC_ZK_AUTH, or into a file and its path into the option `auth_file`";
 
+const NONE: &str = "it is for the command rpc-server, which then registers nowhere; its clients take static:ip:port,…";
+
 /// Whether somebody has put a password into a URL, as `user:password@host` or an option.
 fn holds_secret(text: &str) -> bool {
     let (body, query) = text.split_once('?').unwrap_or((text, ""));
@@ -89,6 +92,9 @@ fn parse(text: &str) -> Result<RegistryUrl, String> {
         if options.insert(key.to_owned(), value.to_owned()).is_some() {
             return Err(format!("option `{key}` is given twice"));
         }
+    }
+    if body == "none" {
+        return Err(NONE.into());
     }
     let (scheme, rest) = body.split_once(':').ok_or_else(|| format!("no scheme; the forms are {FORMS}"))?;
     let target = match scheme {
@@ -140,12 +146,16 @@ fn host_and_port(text: &str, usual_port: Option<&str>) -> Result<String, String>
         return Err(format!("`{host}` is no host"));
     }
     let port = port.ok_or_else(|| format!("`{host}` needs a port, the `secureClientPort` of the server"))?;
-    let port: u16 = port.parse().map_err(|_| format!("`{port}` is no port"))?;
+    let port: NonZeroU16 = port.parse().map_err(|_| format!("`{port}` is no port"))?;
     Ok(format!("{host}:{port}"))
 }
 
 fn addresses(rest: &str) -> Result<Vec<SocketAddr>, String> {
-    let one = |text: &str| text.parse().map_err(|_| no_address(text));
+    let one = |text: &str| match text.parse::<SocketAddr>() {
+        Ok(addr) if addr.port() == 0 => Err(format!("`{text}`: nobody can be reached at port 0")),
+        Ok(addr) => Ok(addr),
+        Err(_) => Err(no_address(text)),
+    };
     let addrs: Vec<SocketAddr> = rest.split(',').filter(|a| !a.is_empty()).map(one).collect::<Result<_, _>>()?;
     if addrs.is_empty() {
         return Err("static: needs the addresses of nodes, as in static:10.0.0.7:8898,10.0.0.8:8898".into());
@@ -290,6 +300,9 @@ mod tests {
             ("zk://h/\u{1f600}", "no ZooKeeper path"),
             ("static:localhost:1", "host names are not resolved"),
             ("static:", "needs the addresses"),
+            ("static:127.0.0.1:1,127.0.0.1:0", "`127.0.0.1:0`: nobody can be reached at port 0"),
+            ("zk://h:0/n", "`0` is no port"),
+            ("none", "its clients take static:ip:port"),
             ("mem:", "needs a name"),
             ("local:?a", "no value"),
         ] {

@@ -97,7 +97,11 @@ impl Directory {
             // Others could hold locks on files that they can open.
             let create = |path: &Path| {
                 let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
-                made.map_err(|e| explain("create the directory", path, &e))
+                made.map_err(|e| match explain("create the directory", path, &e) {
+                    // Its parents are made as well: what is missing even so cannot be there, as below /proc.
+                    e if e.kind() == io::ErrorKind::NotFound => io::Error::new(io::ErrorKind::Unsupported, e),
+                    e => e,
+                })
             };
             create(&self.root)?;
             self.check_owner()?;
@@ -191,7 +195,12 @@ pub(super) fn is_permanent(error: &io::Error) -> bool {
     use io::ErrorKind as E;
     matches!(
         error.kind(),
-        E::PermissionDenied | E::NotADirectory | E::AlreadyExists | E::ReadOnlyFilesystem | E::InvalidFilename
+        E::PermissionDenied
+            | E::NotADirectory
+            | E::AlreadyExists
+            | E::ReadOnlyFilesystem
+            | E::InvalidFilename
+            | E::Unsupported
     )
 }
 

@@ -14,6 +14,7 @@ use super::directory::{Directory, FileId, explain};
 use super::watcher::{Wake, Watcher};
 use super::writer::{PAYLOAD_BYTES_MAX, Writer, is_held, read, version_of};
 use crate::NodeRecord;
+use crate::registry::members::address;
 use crate::registry::{Member, Members, Version};
 
 /// Reads the directory and publishes the list.
@@ -66,7 +67,7 @@ impl Reader {
             if name.starts_with('.') || file.file_type()?.is_dir() {
                 continue;
             }
-            match node_name(&name) {
+            match address(&name) {
                 None => next.misnamed.push(name.into_owned()),
                 Some(addr) => match self.look(addr, &mut state) {
                     Ok(Some(member)) => drop(next.nodes.insert(addr, member)),
@@ -168,11 +169,6 @@ impl Reader {
     }
 }
 
-/// The address that a file is named after, if it is spelt as we spell it.
-fn node_name(name: &str) -> Option<SocketAddr> {
-    name.parse().ok().filter(|addr: &SocketAddr| addr.to_string() == name)
-}
-
 fn member(addr: SocketAddr, version: Version, payload: &[u8]) -> Member {
     if payload.len() as u64 > PAYLOAD_BYTES_MAX {
         return unreadable(addr, version, format!("it is longer than {PAYLOAD_BYTES_MAX} bytes"));
@@ -191,21 +187,4 @@ fn unreadable(addr: SocketAddr, version: Version, reason: String) -> Member {
 fn same(a: &Members, b: &Members) -> bool {
     let versions = |members: &Members| members.nodes.values().map(|m| (m.addr, m.version)).collect::<Vec<_>>();
     a.misnamed == b.misnamed && versions(a) == versions(b)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_addresses_as_we_spell_them_name_a_node() {
-        for name in ["127.0.0.1:1", "[::1]:8898", "127.0.0.1:65535"] {
-            assert!(node_name(name).is_some(), "{name}");
-        }
-        for name in
-            ["", "127.0.0.1", "127.0.0.1:01", "::1:80", "[0:0::1]:1", "localhost:1", "127.0.0.1:1~", "127.0.0.1:70000"]
-        {
-            assert!(node_name(name).is_none(), "{name}");
-        }
-    }
 }

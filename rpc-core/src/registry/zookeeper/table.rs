@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use zookeeper_client::Stat;
 
 use crate::NodeRecord;
+use crate::registry::members::address;
 use crate::registry::{Member, Members, Version};
 
 /// The version of an entry that ZooKeeper describes so.
@@ -89,11 +90,6 @@ impl Table {
     pub(super) fn snapshot(&self, now: Instant) -> Members {
         Members { nodes: self.nodes.clone(), misnamed: self.misnamed.clone(), as_of: Some(now) }
     }
-}
-
-/// The address that a znode is named after. `127.0.0.1:08898` is none: a node has one name.
-fn address(name: &str) -> Option<SocketAddr> {
-    name.parse().ok().filter(|addr: &SocketAddr| addr.to_string() == name)
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ struct Args {
     /// Address to listen on
     #[arg(long, value_name = "A", default_value = "127.0.0.1")]
     bind: IpAddr,
-    /// Address that clients are told, where it differs from the one listened on
+    /// Address that clients are told, where it differs from the one listened on; port 0 for the same port
     #[arg(long, value_name = "A:P", env = "RPC_ADVERTISE")]
     advertise: Option<SocketAddr>,
     /// Registry: local:[DIR] or zk[+tls]://HOST:PORT,…/NAMESPACE; none for clients with a static: list
@@ -138,8 +138,7 @@ async fn run(args: Args) -> Result<End, Failure> {
         queue_max: args.queue,
         ..ServerConfig::default()
     };
-    let files = |error| Failure { error, next: "correct the file, or name another".into() };
-    args.security.apply(&mut config).map_err(files)?;
+    args.security.apply(&mut config)?;
     let mut builder = Server::builder().config(config);
     if let Some(registry) = &registry {
         builder = builder.open_registry(registry.clone());

@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use rpc_server::{Access, Error, Secret, ServerConfig, ServerTls, ServerTlsFiles};
+use rpc_server::{Access, Secret, ServerConfig, ServerTls, ServerTlsFiles};
+
+use crate::Failure;
 
 /// The variable that holds the token itself.
 const TOKEN: &str = "RPC_TOKEN";
@@ -29,15 +31,18 @@ pub(crate) struct Security {
 
 impl Security {
     /// Reads the files.
-    pub(crate) fn apply(self, config: &mut ServerConfig) -> Result<(), Error> {
+    pub(crate) fn apply(self, config: &mut ServerConfig) -> Result<(), Failure> {
+        let file = |error| Failure { error, next: "correct the file, or name another".into() };
+        let variable = |error| Failure { error, next: format!("set {TOKEN} to a longer one, or unset it") };
         if let (Some(cert), Some(key)) = (self.tls_cert, self.tls_key) {
-            config.tls = Some(ServerTls::files(ServerTlsFiles { cert, key, client_ca: self.tls_client_ca })?);
+            config.tls =
+                Some(ServerTls::files(ServerTlsFiles { cert, key, client_ca: self.tls_client_ca }).map_err(file)?);
         }
         let token = std::env::var(TOKEN).ok().filter(|token| !token.is_empty());
         config.access = match (self.access_file, self.token_file, token) {
-            (Some(path), ..) => Some(Access::file(path)?),
-            (None, Some(path), _) => Some(Access::token_file(path)?),
-            (None, None, Some(token)) => Some(Access::token(Secret::new(token))?),
+            (Some(path), ..) => Some(Access::file(path).map_err(file)?),
+            (None, Some(path), _) => Some(Access::token_file(path).map_err(file)?),
+            (None, None, Some(token)) => Some(Access::token(Secret::new(token)).map_err(variable)?),
             (None, None, None) => None,
         };
         Ok(())

@@ -55,7 +55,7 @@ fn delete(name: &str, url: &RegistryUrl) -> String {
 /// An address that others cannot reach, whatever listens there.
 fn address(addr: SocketAddr, url: &RegistryUrl) -> Option<Finding> {
     let advertise = || format!("start that server with --advertise IP:{}", addr.port());
-    if addr.ip().is_unspecified() || addr.port() == 0 {
+    if addr.ip().is_unspecified() {
         let said = [
             format!("{addr} is no address that anybody can connect to"),
             "nobody reaches this node".into(),
