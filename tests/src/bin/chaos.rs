@@ -47,16 +47,17 @@ async fn main() -> ExitCode {
 
 fn options(arguments: &[String]) -> Result<Options, String> {
     let program = std::env::current_exe().map_err(|e| format!("the path of this program: {e}"))?;
-    let mut options = Options { seed: cluster::seed(), duration: Duration::from_secs(60), rate: 200, program };
+    let (mut seed, mut duration, mut rate) = (None, Duration::from_secs(60), 200);
     for pair in arguments.chunks(2) {
         let [name, value] = pair else { return Err(format!("`{}` has no value", pair[0])) };
-        let number = || value.parse().map_err(|_| format!("`{value}` is no number"));
+        let number = || value.parse::<u64>().map_err(|_| format!("`{value}` is no number"));
         match name.as_str() {
-            "--seed" => options.seed = number()?,
-            "--rate" => options.rate = u32::try_from(number()?).map_err(|e| e.to_string())?,
-            "--duration" => options.duration = parse_duration(value)?,
+            "--seed" => seed = Some(number()?),
+            "--rate" => rate = u32::try_from(number()?).map_err(|e| e.to_string())?,
+            "--duration" => duration = parse_duration(value)?,
             _ => return Err(format!("unknown option `{name}`")),
         }
     }
-    Ok(options)
+    // Drawing one shows it.
+    Ok(Options { seed: seed.unwrap_or_else(cluster::seed), duration, rate, program })
 }
