@@ -131,7 +131,7 @@ async fn peers_that_take_no_answers_cost_a_server_little_memory() {
     assert!(grown < 16 * 1024, "{grown} KiB for {PEERS} peers");
 }
 
-/// Half of a message that has begun to arrive, or the whole, and the answer to the one before.
+/// What has arrived of a message, and the answer to the one before.
 #[tokio::test(flavor = "multi_thread")]
 async fn peers_that_take_no_large_answers_cost_a_server_two_messages_each() {
     const BYTES: usize = 3_000_000;
