@@ -1,4 +1,4 @@
-//! The main job, to be watched: `cargo run --release --example demo`.
+//! The main job, to be watched: `cargo run --release -p rpc-examples --example demo`.
 //!
 //! Three nodes of different speed register in a directory. Two clients send them the same steady
 //! load: one sends each request to the node that it expects to answer soonest, the other to each

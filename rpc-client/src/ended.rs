@@ -8,7 +8,7 @@ use rpc_core::protocol::{self, code};
 use rpc_core::wire::{EncodeError, give_body};
 use rpc_core::{ErrorKind, RpcError};
 
-use crate::channel::{Answer, Channel, ExchangeError, Failure};
+use crate::channel::{Answer, Channel, ExchangeError, Failure, Status};
 use crate::node::Outcome;
 use crate::refusals::is_failure;
 
@@ -41,6 +41,13 @@ impl Ended {
         elapsed: Duration,
     ) -> (Outcome, Self) {
         let lost = |sent, reason: &str| ErrorKind::Transport { node, sent, reason: reason.to_owned() };
+        let closed = |sent, before: &str| match &*channel.status().borrow() {
+            Status::Closed(reason) => lost(sent, &format!("the connection closed before {before}: {reason}")),
+            // The calls are told first.
+            Status::Open | Status::Suspect | Status::Leaving => {
+                lost(sent, &format!("the connection closed before {before}"))
+            }
+        };
         match outcome {
             Ok(answer) => {
                 let error = serde_json::from_slice::<RpcError>(&answer.body)
@@ -69,12 +76,11 @@ impl Ended {
             Err(ExchangeError::Failed(Failure::Silent)) => {
                 (Outcome::Failed(elapsed), Self::Started(lost(true, "the node has fallen silent"), may_repeat))
             }
-            Err(ExchangeError::Failed(Failure::Closed { sent: true })) => (
-                Outcome::Failed(elapsed),
-                Self::Started(lost(true, "the connection closed before the answer"), may_repeat),
-            ),
+            Err(ExchangeError::Failed(Failure::Closed { sent: true })) => {
+                (Outcome::Failed(elapsed), Self::Started(closed(true, "the answer"), may_repeat))
+            }
             Err(ExchangeError::Failed(Failure::Closed { sent: false })) => {
-                let error = lost(false, "the connection closed before the request had left");
+                let error = closed(false, "the request had left");
                 (Outcome::ApplicationError, Self::NotStarted(error))
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rpc_core::wire::{exact_result, give_body, read_json};
-use rpc_core::{Attempt, Error, ErrorKind};
+use rpc_core::{Attempt, Error, ErrorKind, NO_VALID_ANSWER};
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use tokio::time::Instant;
@@ -50,8 +50,7 @@ impl Success {
 
     pub(crate) fn into_reply(self) -> Result<Reply, Error> {
         let node = self.usable.node.addr;
-        let result = decode(&self.answer.body)
-            .map_err(|e| Error::from(ErrorKind::Decode { node, reason: format!("the result is no JSON: {e}") }))?;
+        let result = decode(&self.answer.body).map_err(|_| undecodable::<Box<RawValue>>(&self.answer.body, node))?;
         let mut attempts = self.attempts;
         attempts.push(attempt(node, self.answer.received.saturating_duration_since(self.sent), "ok"));
         let elapsed = self.answer.received.saturating_duration_since(self.started);
@@ -68,9 +67,16 @@ fn decode<R: DeserializeOwned>(body: &[u8]) -> serde_json::Result<R> {
     })
 }
 
-/// Says which part of a result does not fit the type that was asked for.
+/// Says which part of a result does not fit the type that was asked for, or why nothing could.
 #[cold]
 fn undecodable<R: DeserializeOwned>(body: &[u8], node: SocketAddr) -> Error {
+    if exact_result(body).is_none() {
+        let what = match std::str::from_utf8(body) {
+            Ok(_) => "it is not JSON, or has both a result and an error",
+            Err(_) => "it is not UTF-8",
+        };
+        return ErrorKind::Decode { node, reason: format!("{NO_VALID_ANSWER}: {what}") }.into();
+    }
     let mut deserializer = serde_json::Deserializer::from_slice(body);
     let reason = match serde_path_to_error::deserialize::<_, R>(&mut deserializer) {
         Err(error) => match error.path().to_string().as_str() {
@@ -80,4 +86,19 @@ fn undecodable<R: DeserializeOwned>(body: &[u8], node: SocketAddr) -> Error {
         Ok(_) => "more follows the value".to_owned(),
     };
     ErrorKind::Decode { node, reason }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_told_from_what_is_no_answer() {
+        let reason = |body: &[u8]| undecodable::<u64>(body, ([127, 0, 0, 1], 1).into()).to_string();
+        assert!(reason(b"\"tea\"").contains("expected u64"), "{}", reason(b"\"tea\""));
+        for body in [&b"\"\xff\""[..], b"[1", b"1,\"error\":{\"code\":7,\"message\":\"no\"}"] {
+            assert!(reason(body).contains(NO_VALID_ANSWER), "{}", reason(body));
+        }
+        assert!(reason(b"\"\xff\"").ends_with("it is not UTF-8"));
+    }
 }

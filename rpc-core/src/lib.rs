@@ -22,7 +22,7 @@ pub mod tls;
 pub mod wire;
 
 pub use deadline::{Deadline, whole_ms};
-pub use error::{Attempt, Error, ErrorKind, NotRepeated, RegistryState, RpcError};
+pub use error::{Attempt, Error, ErrorKind, NO_VALID_ANSWER, NotRepeated, RegistryState, RpcError};
 pub use error::{attempts_text, micros, millis, printable};
 pub use latency::{LatencyRecorder, LatencySummary};
 pub use load::{LoadMeter, LoadReport};

@@ -282,6 +282,8 @@ async fn foreign_server(listener: TcpListener) {
             "null first" => format!(r#"{{"error":null,"result":[1],"id":{id},"jsonrpc":"2.0"}}"#),
             "with null" => format!(r#"{{"jsonrpc":"2.0","id":{id},"result":[1],"error":null}}"#),
             "error" => format!(r#"{{"id":{id},"error":{{"message":"no","code":7}},"jsonrpc":"2.0"}}"#),
+            "both" => format!(r#"{{"jsonrpc":"2.0","id":{id},"result":[1],"error":{{"code":7,"message":"no"}}}}"#),
+            "neither" => format!(r#"{{"jsonrpc":"2.0","id":{id}}}"#),
             "broken" => format!(r#"{{"jsonrpc":"2.0","id":{id},"result":[1],"x"}}"#),
             _ => format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":-32601,"message":"unknown"}}}}"#),
         };
@@ -304,10 +306,20 @@ async fn our_client_calls_any_json_rpc_server() {
     }
     let error = client.call::<_, u64>("error", &()).await.unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Remote { error, .. } if error.code == 7), "{error}");
-    let error = client.call::<_, Vec<u64>>("broken", &()).await.unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::Decode { .. }), "{error}");
-    let error = client.call::<_, u64>("result first", &()).await.unwrap_err();
-    assert!(matches!(error.kind(), ErrorKind::Decode { .. }), "{error}");
+    let ours = client.call::<_, u64>("result first", &()).await.unwrap_err();
+    assert!(matches!(ours.kind(), ErrorKind::Decode { .. }) && ours.hint().contains("the type"), "{ours:?}");
+    for method in ["broken", "both"] {
+        let typed = client.call::<_, Vec<u64>>(method, &()).await.unwrap_err();
+        let raw = client.call_detailed(method, &(), &Default::default()).await.unwrap_err();
+        for error in [typed, raw] {
+            assert!(matches!(error.kind(), ErrorKind::Decode { .. }), "{error}");
+            assert!(error.to_string().contains("no valid answer") && !error.hint().contains("the type"), "{error:?}");
+        }
+    }
+    // Of which call this was the answer is not told by it.
+    let error = client.call::<_, u64>("neither", &()).await.unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Transport { sent: true, .. }), "{error:?}");
+    assert!(error.to_string().contains("the node sent no valid message"), "{error:?}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What to do about an error, for whoever wrote the program.
 
-use super::{Error, ErrorKind, NotRepeated, RegistryState, RpcError};
+use super::{Error, ErrorKind, NO_VALID_ANSWER, NotRepeated, RegistryState, RpcError};
 use crate::protocol::code;
 
 /// How hints begin that say so; no longer true when an earlier attempt may have started the call.
@@ -55,6 +55,9 @@ pub(super) fn of(error: &Error) -> String {
             "the call may have run in an earlier attempt; check that the node listens at that address"
         }
         ErrorKind::Transport { sent: false, .. } => "the call did not run; check that the node listens at that address",
+        ErrorKind::Decode { reason, .. } if reason.starts_with(NO_VALID_ANSWER) => {
+            "look at what answers at that address: an answer of JSON-RPC 2.0 is UTF-8 and has either a result or an error"
+        }
         ErrorKind::Decode { .. } => "ask for the type that the method returns",
         ErrorKind::TooLarge { .. } => "send less, or raise `message_bytes_max` on both sides",
         ErrorKind::Closed => "make a new client",

@@ -159,8 +159,9 @@ pub enum ErrorKind {
         /// What happened to the connection.
         reason: String,
     },
-    /// The result is not of the type that the caller asked for.
-    #[error("the result from {node} is not of the expected type: {reason}")]
+    /// The result is not of the type that the caller asked for, or no result at all: the reason then begins with
+    /// [`NO_VALID_ANSWER`].
+    #[error("cannot read the result from {node}: {reason}")]
     Decode {
         /// The node that answered.
         node: SocketAddr,
@@ -179,6 +180,9 @@ pub enum ErrorKind {
     #[error("the client is closed")]
     Closed,
 }
+
+/// How the reason of [`ErrorKind::Decode`] begins where no type would fit what came.
+pub const NO_VALID_ANSWER: &str = "the node sent no valid answer";
 
 /// Why a call that may have run was not repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -200,7 +204,7 @@ pub enum NotRepeated {
 pub struct Attempt {
     /// The node it went to.
     pub node: SocketAddr,
-    /// From sending to the outcome, in microseconds.
+    /// From sending to the outcome, in microseconds; 0 if nothing was sent.
     pub elapsed_us: u64,
     /// `ok`, or what happened instead; a very long text is cut.
     pub outcome: String,

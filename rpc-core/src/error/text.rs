@@ -48,7 +48,8 @@ impl NotRepeated {
 pub fn attempts(attempts: &[Attempt]) -> Vec<String> {
     let line = |(number, attempt): (usize, &Attempt)| {
         let Attempt { node, elapsed_us, outcome } = attempt;
-        format!("#{} {node}  {}  ({})", number + 1, printable(outcome), micros(*elapsed_us))
+        let took = if *elapsed_us == 0 { String::new() } else { format!("  ({})", micros(*elapsed_us)) };
+        format!("#{} {node}  {}{took}", number + 1, printable(outcome))
     };
     let mut numbered = attempts.iter().enumerate();
     if attempts.len() <= ATTEMPTS_SHOWN {
@@ -151,6 +152,7 @@ mod tests {
         assert_eq!((of(0).len(), of(1).len(), of(4).len()), (0, 1, 4));
         let many = of(58);
         assert_eq!(many.len(), 5);
+        assert!(of(1)[0].ends_with("  refused"), "nothing was sent, so nothing took a time: {:?}", of(1));
         assert!(many[2].starts_with("#3 ") && many[4].starts_with("#58 "), "{many:?}");
         assert_eq!(many[3], "… 54 more like these");
     }

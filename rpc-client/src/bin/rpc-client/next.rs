@@ -11,6 +11,13 @@ pub(crate) fn step(error: &Error, common: &Common) -> String {
     let Common { registry: url, .. } = common;
     let target = url.parse::<RegistryUrl>().ok().map(|url| url.target);
     let said = match error.kind() {
+        ErrorKind::Config(reason) if !is_about_the_url(reason) => {
+            "correct the option or the file that the message names; `rpc-client help` has the options".to_owned()
+        }
+        // Without options there is nothing wrong with such a URL but its directory.
+        ErrorKind::Config(_) if matches!(target, Some(Target::Local(_))) && !url.contains('?') => {
+            "make the directory usable, or name another with --registry local:DIR".to_owned()
+        }
         ErrorKind::Config(_) => "correct --registry; `rpc-client help` has its forms".to_owned(),
         ErrorKind::BadRequest(_) => {
             "params are a JSON array or object: write [5] for one value, {\"ms\":5} for a named one".to_owned()
@@ -69,5 +76,45 @@ fn more_time(url: &str) -> String {
 }
 
 fn speaks_of_the_url(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Config(_) | ErrorKind::RegistryUnreachable { .. } | ErrorKind::NoNode)
+    match error.kind() {
+        ErrorKind::Config(reason) => is_about_the_url(reason),
+        kind => matches!(kind, ErrorKind::RegistryUnreachable { .. } | ErrorKind::NoNode),
+    }
+}
+
+/// Whether that is what cannot work, and not a certificate or a token.
+fn is_about_the_url(reason: &str) -> bool {
+    reason.starts_with("registry URL")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Args {
+        #[command(flatten)]
+        common: Common,
+    }
+
+    #[test]
+    fn what_cannot_work_is_mended_where_it_was_said() {
+        let tls = "TLS needs --tls-ca, the authorities that servers are believed by";
+        for (url, reason, next) in [
+            ("local:", tls, "correct the option or the file that the message names"),
+            ("local:/proc/x", "registry URL `local:/proc/x`: cannot read /proc/x", "make the directory usable"),
+            ("local:x?y=1", "registry URL `local:x?y=1`: no option `y`", "correct --registry"),
+            ("zk:", "registry URL `zk:`: no hosts", "correct --registry"),
+        ] {
+            let Args { common } = Args::parse_from(["rpc-client", "--registry", url]);
+            let said = step(&ErrorKind::Config(reason.into()).into(), &common);
+            assert!(said.starts_with(next), "{reason}: {said}");
+            let Args { mut common } = Args::parse_from(["rpc-client", "--registry", url]);
+            common.is_from_environment = true;
+            let said = step(&ErrorKind::Config(reason.into()).into(), &common);
+            assert_eq!(said.contains("RPC_REGISTRY"), reason != tls, "{said}");
+        }
+    }
 }

@@ -23,13 +23,19 @@ const SETTLE: Duration = Duration::from_millis(1200);
 /// Ages move on although nothing happens.
 const REDRAW: Duration = Duration::from_secs(1);
 
+/// What an IPv6 address with its port takes.
+const NAME_CHARS_MAX: usize = 47;
+
 const EXAMPLES: &str = "\
 Examples:
   rpc-client nodes
   rpc-client nodes --watch
   rpc-client nodes --format json | jq '.nodes[] | select(.connected | not)'
 
-A response time is what clients measured lately; unknown is one that nobody measured within 5 s.";
+A response time is what clients measured lately; unknown is one that nobody measured within 5 s.
+
+Exit code 0 says that the list could be read, also if it is empty or none of its servers can be
+reached; `rpc-client doctor` ends with 1 then.";
 
 /// List the servers, their response times, and whether they can be reached
 #[derive(clap::Args)]
@@ -104,7 +110,8 @@ impl Listing {
             ]
         };
         let misnamed = |name: &String| {
-            [&*printable(name), "-", "malformed", "-", "-", "-", "its name is no address"].map(str::to_owned)
+            let since = if watched { "-" } else { "" };
+            [&*shortened(name), "-", "malformed", "-", since, "-", "its name is no address"].map(str::to_owned)
         };
         let rows: Vec<_> = self.nodes.iter().map(node).chain(self.misnamed.iter().map(misnamed)).collect();
         table(["NODE", "NAME", "STATE", "RESPONSE TIME", if watched { "FOR" } else { "" }, "CONNECTION", ""], &rows, 7)
@@ -131,6 +138,15 @@ fn show(listing: &Listing, format: Format) -> Result<(), Failure> {
             Ok(())
         }
         Format::Text => output::line(&listing.table(false)),
+    }
+}
+
+/// A name that is no address, which can be anything, as wide as the widest address at most.
+fn shortened(name: &str) -> String {
+    let name = printable(name);
+    match name.char_indices().nth(NAME_CHARS_MAX - 1) {
+        Some((end, last)) if end + last.len_utf8() < name.len() => format!("{}…", &name[..end]),
+        _ => name.into_owned(),
     }
 }
 
@@ -217,4 +233,26 @@ fn describe(node: &NodeStatus) -> String {
     let name = node.name.as_ref().map(|name| format!("{} ", printable(name))).unwrap_or_default();
     let trouble = node.trouble.as_ref().map(|trouble| format!(": {}", printable(trouble))).unwrap_or_default();
     format!("{name}{}, {}, response time {}{trouble}", state(node), connection(node.connection), time(node))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_that_is_no_address_has_its_row_and_leaves_the_columns_as_they_are() {
+        let misnamed = vec!["short".to_owned(), "long".repeat(50)];
+        let listing = Listing { registry: "local:".into(), fresh_ms: None, trouble: None, nodes: Vec::new(), misnamed };
+        for watched in [false, true] {
+            let text = listing.table(watched);
+            let lines: Vec<&str> = text.lines().collect();
+            let column = lines[0].find("CONNECTION").unwrap();
+            assert!(column < 100, "{text}");
+            for row in &lines[1..] {
+                let at = |n: usize| row.chars().skip(n).collect::<String>();
+                assert!(at(column).starts_with("-  ") && row.ends_with("its name is no address"), "{text}");
+                assert_eq!(row.matches(" -").count(), if watched { 4 } else { 3 }, "{text}");
+            }
+        }
+    }
 }

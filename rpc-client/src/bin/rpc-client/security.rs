@@ -47,7 +47,7 @@ impl Security {
                 Some(name) => tls.expect_name(name)?,
                 None => tls,
             });
-        } else if self.tls_cert.is_some() || self.tls_name.is_some() {
+        } else if self.tls_cert.is_some() || self.tls_key.is_some() || self.tls_name.is_some() {
             return Err(config_error("TLS needs --tls-ca, the authorities that servers are believed by"));
         }
         let token = std::env::var(TOKEN).ok().filter(|token| !token.is_empty());
