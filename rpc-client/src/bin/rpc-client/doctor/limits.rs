@@ -30,7 +30,8 @@ fn judge(limit: OpenFiles, nodes: u64) -> Finding {
     if soft < SERVER_CONNECTIONS + OTHER_FILES {
         let fact = format!("{soft} open files are allowed here");
         let consequence = format!(
-            "enough for a client of {nodes} nodes; a server started here takes at most {} connections",
+            "enough for a client of {nodes} {}; a server started here takes at most {} connections",
+            if nodes == 1 { "node" } else { "nodes" },
             limit.connections()
         );
         return Finding::bad(
