@@ -106,9 +106,12 @@ async fn a_fixed_list_is_known_at_once_and_takes_nothing() {
 
     let capabilities = registry.capabilities();
     assert!(!capabilities.register && !capabilities.write_back && !capabilities.coordination);
-    let refused = registry.register(addr(3), NodeRecord::new());
-    let RegistrationStatus::Refused { reason } = refused.status().borrow().clone() else { panic!("{refused:?}") };
-    assert!(reason.contains("static:127.0.0.1:1") && reason.contains("zk://"), "{reason}");
+    // A server that is in the list is told what takes entries, one that is not that it is not.
+    for (port, why) in [(1, "use local: or zk://"), (3, "does not list 127.0.0.1:3")] {
+        let refused = registry.register(addr(port), NodeRecord::new());
+        let RegistrationStatus::Refused { reason } = refused.status().borrow().clone() else { panic!("{refused:?}") };
+        assert!(reason.contains("static:127.0.0.1:1") && reason.contains(why), "{reason}");
+    }
     assert!(registry.coordination().is_none());
     assert_eq!(registry.read(addr(1)).await.unwrap().unwrap().addr, addr(1));
     assert_eq!(registry.read(addr(3)).await, Ok(None));
