@@ -107,12 +107,24 @@ impl Drop for Exchange<'_> {
 /// Tells the server that `id` is no longer wanted; `true` if the writer is to be notified. When the
 /// buffer is full the server is left to find out by the deadline that it knows.
 fn cancel(shared: &super::Shared, state: &mut super::State, id: u64) -> bool {
-    if state.closed || state.out.len() >= OUT_MAX {
+    if has_room(state).is_err() {
         return false;
     }
     put_notification(&mut state.out, protocol::CANCEL, &serde_json::json!({ "id": id }), usize::MAX)
         .expect("an object with a number is a valid request");
     shared.flush(state)
+}
+
+/// Whether one more frame may be written.
+#[inline]
+fn has_room(state: &super::State) -> Result<(), ExchangeError> {
+    if state.closed {
+        return Err(ExchangeError::Failed(Failure::Closed { sent: false }));
+    }
+    if state.out.len() >= OUT_MAX {
+        return Err(ExchangeError::Crowded);
+    }
+    Ok(())
 }
 
 /// Writes a frame into the buffer that all calls share. The params belong to the caller: if writing
@@ -145,12 +157,7 @@ impl Channel {
         {
             let mut guard = shared.state.lock();
             let state = &mut *guard;
-            if state.closed {
-                return Err(ExchangeError::Failed(Failure::Closed { sent: false }));
-            }
-            if state.out.len() >= OUT_MAX {
-                return Err(ExchangeError::Crowded);
-            }
+            has_room(state)?;
             let Some(slot) = state.slots.insert(u64::MAX, *deadline, *movable) else {
                 return Err(ExchangeError::Crowded);
             };
@@ -193,12 +200,7 @@ impl Channel {
         let notify_writer = {
             let mut guard = shared.state.lock();
             let state = &mut *guard;
-            if state.closed {
-                return Err(ExchangeError::Failed(Failure::Closed { sent: false }));
-            }
-            if state.out.len() >= OUT_MAX {
-                return Err(ExchangeError::Crowded);
-            }
+            has_room(state)?;
             match unwinding(&mut state.out, |out| put_notification(out, method, params, shared.limit)) {
                 Ok(put) => put.map_err(ExchangeError::Encode)?,
                 Err(panic) => {

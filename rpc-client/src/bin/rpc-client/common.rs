@@ -70,6 +70,18 @@ pub(crate) enum Role {
 }
 
 impl Common {
+    /// What `--registry url` and nothing else gives.
+    #[cfg(test)]
+    pub(crate) fn of_registry(url: &str) -> Self {
+        #[derive(clap::Parser)]
+        struct Args {
+            #[command(flatten)]
+            common: Common,
+        }
+        let Args { common } = clap::Parser::parse_from(["rpc-client", "--registry", url]);
+        common
+    }
+
     /// Opens the registry.
     pub(crate) fn open(&self) -> Result<Arc<dyn Registry>, Error> {
         // An empty variable is as good as none.

@@ -185,16 +185,9 @@ mod tests {
     use std::collections::BTreeSet;
     use std::time::Duration;
 
-    use clap::Parser;
     use serde_json::{Value, json};
 
     use super::*;
-
-    #[derive(Parser)]
-    struct Args {
-        #[command(flatten)]
-        common: Common,
-    }
 
     fn rpc(kind: ErrorKind) -> Failure {
         Error::from(kind).into()
@@ -223,7 +216,7 @@ mod tests {
 
     #[test]
     fn every_kind_of_error_is_told_by_name_with_what_to_do_in_text_and_json() {
-        let Args { common } = Args::parse_from(["rpc-client", "--registry", "zk://a:1/shop"]);
+        let common = Common::of_registry("zk://a:1/shop");
         for (failure, name, exit, has_node) in table() {
             assert_eq!(failure.exit_code(), exit, "{name}");
             let text = failure.text(&common);

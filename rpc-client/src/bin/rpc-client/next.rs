@@ -89,15 +89,7 @@ fn is_about_the_url(reason: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Args {
-        #[command(flatten)]
-        common: Common,
-    }
 
     #[test]
     fn what_cannot_work_is_mended_where_it_was_said() {
@@ -108,10 +100,10 @@ mod tests {
             ("local:x?y=1", "registry URL `local:x?y=1`: no option `y`", "correct --registry"),
             ("zk:", "registry URL `zk:`: no hosts", "correct --registry"),
         ] {
-            let Args { common } = Args::parse_from(["rpc-client", "--registry", url]);
+            let common = Common::of_registry(url);
             let said = step(&ErrorKind::Config(reason.into()).into(), &common);
             assert!(said.starts_with(next), "{reason}: {said}");
-            let Args { mut common } = Args::parse_from(["rpc-client", "--registry", url]);
+            let mut common = Common::of_registry(url);
             common.is_from_environment = true;
             let said = step(&ErrorKind::Config(reason.into()).into(), &common);
             assert_eq!(said.contains("RPC_REGISTRY"), reason != tls, "{said}");
