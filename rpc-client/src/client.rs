@@ -236,12 +236,14 @@ impl Inner {
         let now = Instant::now();
         let snapshot = self.pool.snapshot();
         let age = self.list_age(now);
+        let health = self.health.borrow();
         RegistryState {
             url: self.registry.url().to_string(),
             list_age_ms: age.map(|age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
             listed: snapshot.all.len(),
             usable: snapshot.usable.len(),
-            trouble: self.health.borrow().trouble().map(str::to_owned),
+            trouble: health.trouble().map(str::to_owned),
+            refused: health.is_refusal(),
         }
     }
 

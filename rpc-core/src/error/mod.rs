@@ -223,6 +223,9 @@ pub struct RegistryState {
     pub usable: usize,
     /// Why the registry cannot be read at the moment, if so.
     pub trouble: Option<String>,
+    /// Whether that is because it answers, and does not let this client in.
+    #[serde(skip)]
+    pub refused: bool,
 }
 
 impl ErrorKind {
@@ -253,8 +256,7 @@ impl Error {
 
     /// Whether the registry answers, and does not let this client in.
     pub fn is_registry_refusal(&self) -> bool {
-        let trouble = self.0.registry.as_ref().and_then(|state| state.trouble.as_deref());
-        trouble.is_some_and(crate::registry::is_refusal)
+        self.0.registry.as_ref().is_some_and(|state| state.refused)
     }
 
     /// The same error with the attempts that led to it.

@@ -165,6 +165,7 @@ mod tests {
             listed: 2,
             usable: 0,
             trouble: Some("gone\x1b".into()),
+            refused: false,
         };
         let tried = Attempt { node: ([127, 0, 0, 1], 1).into(), elapsed_us: 5, outcome: "lost".into() };
         let node = tried.node;

@@ -127,7 +127,7 @@ pub enum Health {
     /// No list was read yet.
     Connecting {
         /// Why not, once that is known.
-        trouble: Option<String>,
+        trouble: Option<Trouble>,
     },
     /// Changes arrive.
     Live,
@@ -136,7 +136,7 @@ pub enum Health {
         /// Since when.
         since: Instant,
         /// Why.
-        trouble: String,
+        trouble: Trouble,
     },
     /// The registry was closed.
     Closed,
@@ -151,20 +151,46 @@ impl Health {
     /// Why changes do not arrive, if so and if known.
     pub fn trouble(&self) -> Option<&str> {
         match self {
-            Self::Connecting { trouble } => trouble.as_deref(),
-            Self::Stale { trouble, .. } => Some(trouble),
+            Self::Connecting { trouble } => trouble.as_ref().map(Trouble::reason),
+            Self::Stale { trouble, .. } => Some(trouble.reason()),
             Self::Closed => Some("closed"),
             Self::Live => None,
         }
     }
+
+    /// Whether changes do not arrive because the registry does not let this client in.
+    pub fn is_refusal(&self) -> bool {
+        matches!(
+            self,
+            Self::Connecting { trouble: Some(Trouble::Refused(_)) } | Self::Stale { trouble: Trouble::Refused(_), .. }
+        )
+    }
 }
 
-/// How the trouble with a registry begins that answers, and does not let this client in.
-pub(crate) const REFUSES: &str = "ZooKeeper refuses: ";
+/// Why a registry cannot be read, for people, by what ends it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Trouble {
+    /// It does not answer, or not with a list. That may pass by itself.
+    #[error("{0}")]
+    Unreachable(String),
+    /// It answers, and does not let this client in. That ends when somebody changes the rights.
+    #[error("{0}")]
+    Refused(String),
+}
 
-/// Whether this trouble is not that the registry cannot be reached, but that it does not let this client in.
-pub fn is_refusal(trouble: &str) -> bool {
-    trouble.starts_with(REFUSES)
+impl Trouble {
+    /// What happened.
+    pub fn reason(&self) -> &str {
+        match self {
+            Self::Unreachable(reason) | Self::Refused(reason) => reason,
+        }
+    }
+}
+
+impl From<&str> for Trouble {
+    fn from(reason: &str) -> Self {
+        Self::Unreachable(reason.to_owned())
+    }
 }
 
 /// Publishes a value; those who wait for a change are woken only if it is one.

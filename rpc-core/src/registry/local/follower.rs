@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::OPERATION_MAX;
 use super::reader::Reader;
 use super::watcher::Wake;
-use crate::registry::{Health, publish};
+use crate::registry::{Health, Trouble, publish};
 
 /// Values are read at most 20 times a second, however many events there are.
 const READ_INTERVAL_MIN: Duration = Duration::from_millis(50);
@@ -79,10 +79,11 @@ async fn read(reader: &Arc<Reader>, health: &watch::Sender<Health>) -> io::Resul
 }
 
 fn set_trouble(reader: &Reader, health: &watch::Sender<Health>, error: &io::Error) {
+    let trouble = Trouble::Unreachable(error.to_string());
     let as_of = reader.members().borrow().as_of;
     let next = match as_of {
-        Some(since) => Health::Stale { since, trouble: error.to_string() },
-        None => Health::Connecting { trouble: Some(error.to_string()) },
+        Some(since) => Health::Stale { since, trouble },
+        None => Health::Connecting { trouble: Some(trouble) },
     };
     publish(health, next);
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use zookeeper_client as zk;
 
-use crate::registry::{REFUSES, UpdateError};
+use crate::registry::{Trouble, UpdateError};
 
 /// Why an operation failed, by what the caller can conclude from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,13 +61,22 @@ impl From<Failure> for UpdateError {
     }
 }
 
+impl From<&Failure> for Trouble {
+    fn from(failure: &Failure) -> Self {
+        match failure {
+            Failure::Definite(_) => Self::Refused(failure.to_string()),
+            Failure::Unknown(_) | Failure::SessionGone(_) => Self::Unreachable(failure.to_string()),
+        }
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Definite(zk::Error::NoAuth) => {
-                write!(f, "{REFUSES}these credentials may not do that; compare RPC_ZK_AUTH with who made the entries")
-            }
-            Self::Definite(error) => write!(f, "{REFUSES}{error}"),
+            Self::Definite(zk::Error::NoAuth) => f.write_str(
+                "ZooKeeper refuses: these credentials may not do that; compare RPC_ZK_AUTH with who made the entries",
+            ),
+            Self::Definite(error) => write!(f, "ZooKeeper refuses: {error}"),
             Self::Unknown(reason) => write!(f, "ZooKeeper did not answer: {reason}"),
             Self::SessionGone(reason) => write!(f, "the ZooKeeper session is over: {reason}"),
         }

@@ -22,7 +22,7 @@ use super::Shared;
 use super::failure::Failure;
 use super::session::{Link, Session, random};
 use super::table::{Table, version};
-use crate::registry::{Health, Member, Members, UpdateError, publish};
+use crate::registry::{Health, Member, Members, Trouble, UpdateError, publish};
 use crate::{BoxFuture, backoff};
 
 /// Least time between two rounds of reading, so at most 20 per second however many events come.
@@ -131,8 +131,7 @@ impl Follower {
                 () = self.shared.closing.cancelled() => return None,
                 changed = self.link.changed() => changed.ok()?,
                 request = self.requests.recv() => {
-                    let trouble = self.link.borrow().trouble().unwrap_or_else(|| "not connected yet".into());
-                    let _ = request?.answer.send(Err(UpdateError::Unknown(trouble)));
+                    let _ = request?.answer.send(Err(self.link.borrow().unknown()));
                 }
             }
         }
@@ -153,8 +152,9 @@ impl Follower {
                     }
                     Err(failure) => {
                         debug!(%failure, "the list of nodes could not be read");
-                        self.troubled(Some(failure.to_string()));
-                        let refused = matches!(failure, Failure::Definite(_));
+                        let trouble = Trouble::from(&failure);
+                        let refused = matches!(trouble, Trouble::Refused(_));
+                        self.troubled(Some(trouble));
                         Instant::now() + if refused { REFUSED_GAP } else { RETRY_GAP }
                     }
                 };
@@ -207,8 +207,7 @@ impl Follower {
             self.dirty.insert(request.addr);
             self.waiting.push(request);
         } else {
-            let trouble = self.link.borrow().trouble().unwrap_or_default();
-            let _ = request.answer.send(Err(UpdateError::Unknown(trouble)));
+            let _ = request.answer.send(Err(self.link.borrow().unknown()));
         }
     }
 
@@ -316,7 +315,7 @@ impl Follower {
         }
     }
 
-    fn troubled(&self, trouble: Option<String>) {
+    fn troubled(&self, trouble: Option<Trouble>) {
         let lost = || trouble.clone().unwrap_or_else(|| "not connected".into());
         let next = match &*self.health.borrow() {
             Health::Stale { since, .. } => Health::Stale { since: *since, trouble: lost() },

@@ -230,7 +230,7 @@ impl Shared {
     fn session(&self) -> Result<Session, UpdateError> {
         match &*self.link.borrow() {
             Link::Up(session) => Ok(session.clone()),
-            other => Err(UpdateError::Unknown(other.trouble().unwrap_or_else(|| "not connected yet".into()))),
+            other => Err(other.unknown()),
         }
     }
 

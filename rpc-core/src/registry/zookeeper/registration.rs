@@ -113,7 +113,7 @@ impl Announcer {
                 Link::Closed => return self.report(RegistrationStatus::Withdrawn),
                 Link::Down { trouble } => {
                     self.owned = false;
-                    self.report(RegistrationStatus::Pending { trouble });
+                    self.report(RegistrationStatus::Pending { trouble: trouble.map(|trouble| trouble.to_string()) });
                     RECHECK
                 }
                 // The znode is still there and will be, if the session comes back.

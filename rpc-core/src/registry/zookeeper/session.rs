@@ -18,6 +18,7 @@ use zookeeper_client::{Client, SessionState};
 use super::failure::Failure;
 use super::{Options, Shared, diagnosis};
 use crate::backoff;
+use crate::registry::{Trouble, UpdateError};
 
 /// First pause between attempts to connect.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
@@ -51,14 +52,14 @@ pub(super) enum Link {
     /// No session.
     Down {
         /// Why, once that is known.
-        trouble: Option<String>,
+        trouble: Option<Trouble>,
     },
     /// A session, connected.
     Up(Session),
     /// A session that is cut off and may come back as it was.
     Broken {
         /// Why no server answers, once that is known.
-        trouble: Option<String>,
+        trouble: Option<Trouble>,
     },
     /// Closed for good.
     Closed,
@@ -66,7 +67,7 @@ pub(super) enum Link {
 
 impl Link {
     /// Why there is no connection.
-    pub(super) fn trouble(&self) -> Option<String> {
+    pub(super) fn trouble(&self) -> Option<Trouble> {
         match self {
             Self::Down { trouble } => trouble.clone(),
             Self::Up(_) => None,
@@ -75,6 +76,11 @@ impl Link {
             }
             Self::Closed => Some("closed".into()),
         }
+    }
+
+    /// How an operation ends that finds no connection.
+    pub(super) fn unknown(&self) -> UpdateError {
+        UpdateError::Unknown(self.trouble().map_or_else(|| "not connected yet".into(), |trouble| trouble.to_string()))
     }
 }
 
@@ -246,7 +252,7 @@ impl Keeper {
             let mut pause = backoff::full_jitter(attempt, RETRY_FIRST, RETRY_MAX, random());
             if failure == zk::Error::AuthFailed {
                 error!(servers = %self.options.servers, "ZooKeeper refuses this client's credentials");
-                self.explain("ZooKeeper refuses this client's credentials".into());
+                self.explain(Trouble::Refused("ZooKeeper refuses this client's credentials".into()));
                 pause = RETRY_AUTH;
             }
             attempt += 1;
@@ -278,13 +284,13 @@ impl Keeper {
         }
         tokio::select! {
             outcome = &mut connecting => return outcome,
-            reasons = diagnosis::of(&self.options) => self.explain(reasons),
+            reasons = diagnosis::of(&self.options) => self.explain(Trouble::Unreachable(reasons)),
         }
         connecting.await
     }
 
     /// Publishes why no server answers.
-    fn explain(&self, trouble: String) {
+    fn explain(&self, trouble: Trouble) {
         self.link.send_if_modified(|link| match link {
             Link::Down { trouble: known } | Link::Broken { trouble: known } => {
                 let news = known.as_ref() != Some(&trouble);

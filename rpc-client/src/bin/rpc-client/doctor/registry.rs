@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rpc_client::Error;
-use rpc_core::registry::{Members, Registry, RegistryUrl, Target, is_refusal};
+use rpc_core::registry::{Members, Registry, RegistryUrl, Target};
 use rpc_core::{micros, millis};
 use tokio::time::Instant;
 
@@ -59,12 +59,12 @@ pub(super) async fn list(
     let members = match known {
         Ok(Ok(list)) => list.clone(),
         Ok(Err(_)) | Err(_) => {
-            let trouble = registry.health().borrow().trouble().map(str::to_owned).unwrap_or_default();
-            let colon = if trouble.is_empty() { "" } else { ": " };
+            let health = registry.health().borrow().clone();
+            let trouble = health.trouble().map(|trouble| format!(": {trouble}")).unwrap_or_default();
             let said = [
-                format!("no list of nodes within {}{colon}{trouble}", ms(timeout)),
+                format!("no list of nodes within {}{trouble}", ms(timeout)),
                 "clients that start now find no node; those that run go on with the list they have".into(),
-                unreachable(url, &trouble),
+                unreachable(url, health.is_refusal()),
             ];
             findings.push(Finding::bad(Level::Problem, "registry", url, said));
             return None;
@@ -102,7 +102,7 @@ async fn latency(registry: &dyn Registry, members: &Members) -> Option<Finding> 
             let said = [
                 format!("an entry could not be read: {error}"),
                 "clients go on with the list they have, which may be out of date".into(),
-                unreachable(url, ""),
+                unreachable(url, false),
             ];
             Finding::bad(Level::Problem, "latency", url, said)
         }
@@ -121,9 +121,9 @@ async fn latency(registry: &dyn Registry, members: &Members) -> Option<Finding> 
     })
 }
 
-fn unreachable(url: &RegistryUrl, trouble: &str) -> String {
+fn unreachable(url: &RegistryUrl, refused: bool) -> String {
     match &url.target {
-        Target::ZooKeeper { namespace, .. } if is_refusal(trouble) => {
+        Target::ZooKeeper { namespace, .. } if refused => {
             format!("export RPC_ZK_AUTH=user:password   # of somebody whom the ACL of {namespace} lets read")
         }
         Target::ZooKeeper { tls: true, .. } => "start ZooKeeper with TLS there, or correct --registry".into(),
