@@ -55,12 +55,12 @@ fn commands(language: &str, block: &[&str]) -> Vec<String> {
     joined
 }
 
-/// Runs the section's commands with our freshly built ones first on `PATH`, in an empty directory,
+/// Runs the section's commands, and returns what they printed, with our freshly built ones first on `PATH`, in an empty directory,
 /// with a private default registry. Everything that was started is killed in the end.
 ///
 /// # Errors
 /// Says what the script printed if its exit code is not 0 or it takes too long.
-pub async fn run(section: &Section) -> Result<(), String> {
+pub async fn run(section: &Section) -> Result<String, String> {
     let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let (script, log) = (directory.path().join("script"), directory.path().join("log"));
     std::fs::write(&script, script_text(&section.commands)).expect("its files can be written");
@@ -69,10 +69,10 @@ pub async fn run(section: &Section) -> Result<(), String> {
         tokio::time::timeout(SECTION_TIME_MAX, process.wait_for("end", SECTION_TIME_MAX + SOON, |seen| seen.exit));
     let ended = ended.await;
     drop(process);
-    if matches!(ended, Ok(Exit::Code(0))) {
-        return Ok(());
-    }
     let log = std::fs::read_to_string(log).unwrap_or_default();
+    if matches!(ended, Ok(Exit::Code(0))) {
+        return Ok(log);
+    }
     Err(format!("section \"{}\": {ended:?} (at most {SECTION_TIME_MAX:?})\n{log}", section.heading))
 }
 
@@ -103,7 +103,7 @@ fn script_text(commands: &[String]) -> String {
          wait_until_it_serves() {\n\
            { set +x; } 2>/dev/null\n\
            SERVERS=$((SERVERS + 1))\n\
-           for _ in $(seq 400); do\n\
+           for _ in $(seq 1200); do\n\
              if [ \"$(grep -c '^serving ' \"$LOG\")\" -ge \"$SERVERS\" ]; then set -x; return; fi\n\
              sleep 0.05\n\
            done\n\
@@ -113,7 +113,8 @@ fn script_text(commands: &[String]) -> String {
     );
     for command in commands {
         writeln!(script, "{command}").expect("strings grow");
-        if command.starts_with("rpc-server ") && command.ends_with('&') {
+        // What may follow the `&` is the variable that gets its process id.
+        if command.starts_with("rpc-server ") && (command.ends_with('&') || command.ends_with("=$!")) {
             script.push_str("wait_until_it_serves\n");
         }
     }
