@@ -19,8 +19,17 @@ fn long() -> bool {
 
 /// Memory that a process has in RAM, in KiB.
 pub(crate) fn resident_kib(process: u32) -> u64 {
+    status_kib(process, "VmRSS:")
+}
+
+/// The most that it ever had there.
+pub(crate) fn peak_kib(process: u32) -> u64 {
+    status_kib(process, "VmHWM:")
+}
+
+fn status_kib(process: u32, name: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 

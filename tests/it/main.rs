@@ -13,6 +13,7 @@ mod discovery;
 mod doctor;
 mod errors;
 mod failover;
+mod flood;
 mod leaks;
 mod overload;
 mod protocol;

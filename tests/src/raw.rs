@@ -27,6 +27,11 @@ impl RawPeer {
         Self(stream)
     }
 
+    /// The connection, for what no method here does.
+    pub fn into_stream(self) -> TcpStream {
+        self.0
+    }
+
     /// Sends one message.
     ///
     /// # Panics
