@@ -162,13 +162,18 @@ fn golden_answers_are_read_as_they_are_meant() {
     for read in READERS {
         let text = message("result");
         let got = response(&text, read);
-        assert_eq!((got.id, got.body, got.meta), (Some(1024), Ok(&br#"{"text":"hi"}"#[..]), None));
+        assert_eq!((got.id, got.body, got.load), (Some(1024), Ok(&br#"{"text":"hi"}"#[..]), None));
         let text = message("result_load");
         let got = response(&text, read);
-        assert_eq!(
-            (got.body, got.meta),
-            (Ok(&br#"{"text":"hi"}"#[..]), Some(&br#"{"load":[3,850,200,0,910,3567113348]}"#[..]))
-        );
+        let load = LoadReport {
+            method: method_hash("echo"),
+            in_flight: 3,
+            service_us: 850.0,
+            concurrency: 2.0,
+            errors: 0.0,
+            latency_us: 910.0,
+        };
+        assert_eq!((got.body, got.load), (Ok(&br#"{"text":"hi"}"#[..]), Some(load)));
         assert_eq!(response(&message("ping_answer"), read).body, Ok(&b"null"[..]));
         for (name, expected) in [("error", code::INVALID_PARAMS), ("too_large", code::TOO_LARGE)] {
             let text = message(name);

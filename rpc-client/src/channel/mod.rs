@@ -123,6 +123,8 @@ struct State {
     keeper_at: Option<Instant>,
     /// Callers wait for room.
     crowded: bool,
+    /// The node does not answer a ping while calls wait. Part of the status, kept here because every read asks for it.
+    suspect: bool,
     /// While the node is silent, calls that may go to another one are given up.
     evicting: bool,
     closed: bool,
@@ -185,7 +187,7 @@ impl Channel {
         let mut wake = Vec::new();
         {
             let mut state = self.shared.state.lock();
-            state.evicting = evict && *self.shared.status.borrow() == Status::Suspect;
+            state.evicting = evict && state.suspect;
             if state.evicting {
                 state.slots.fail_movable(&mut wake);
             }
@@ -212,6 +214,7 @@ impl Shared {
             liveness: Liveness::new(Instant::now(), hello.round_trip, hello.random),
             keeper_at: None,
             crowded: false,
+            suspect: false,
             evicting: false,
             closed: false,
             pings_sent: 0,

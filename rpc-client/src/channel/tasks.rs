@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use rpc_core::protocol::{self, code};
 use rpc_core::wire::{
-    Frame, FrameBuffer, Id, Incoming, Request, give_body, load_in_meta, parse, peek_id, put_error, put_request,
-    put_result, take_body,
+    Frame, FrameBuffer, Id, Incoming, Request, give_body, parse, peek_id, put_error, put_request, put_result, take_body,
 };
 use rpc_core::{LoadReport, RpcError};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -104,7 +103,7 @@ pub(super) fn deliver(shared: &Shared, input: &mut FrameBuffer, wake: &mut Vec<W
     state.liveness.received(now, busy);
     let notify = !state.out.is_empty() && shared.flush(state);
     // Under the lock, as the keeper's opposite: what came last is what holds.
-    if *shared.status.borrow() == Status::Suspect {
+    if std::mem::take(&mut state.suspect) {
         state.evicting = false;
         shared.set_status(Status::Open);
     }
@@ -127,8 +126,7 @@ fn incoming(
             let ok = response.body.is_ok();
             let (Ok(text) | Err(text)) = response.body;
             if let Some(id) = response.id {
-                let load = response.meta.and_then(load_in_meta);
-                reply(state, id, text, Head { ok, load, now }, wake);
+                reply(state, id, text, Head { ok, load: response.load, now }, wake);
             }
         }
         Incoming::Request(request) => asked(shared, state, &request)?,
@@ -331,6 +329,7 @@ pub(super) fn look(shared: &Shared, state: &mut State, wake: &mut Vec<Waker>) ->
         notify = shared.flush(state);
     }
     if verdict == Verdict::Suspect {
+        state.suspect = true;
         shared.set_status(Status::Suspect);
         if state.evicting {
             state.slots.fail_movable(wake);

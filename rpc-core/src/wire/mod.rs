@@ -19,7 +19,7 @@ pub use encode::{
 pub use first_byte::{NotAFrame, Spoken, spoken};
 pub use frame::{Frame, FrameBuffer};
 pub use json::{read_json, write_json};
-pub use load::{LoadText, load_in_meta, parse_load};
+pub use load::{LoadText, parse_load};
 pub use parse::{
     Id, Incoming, Invalid, Request, RequestMeta, Response, exact_result, parse, parse_any, parse_element, peek_id,
 };

@@ -5,8 +5,9 @@ use std::borrow::Cow;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use crate::RpcError;
+use super::load::{leading_report, load_in_meta};
 use crate::protocol::{BATCH_MAX, code};
+use crate::{LoadReport, RpcError};
 
 /// A message as it lies in the read buffer.
 #[derive(Debug)]
@@ -80,8 +81,8 @@ pub struct Response<'a> {
     pub id: Option<u64>,
     /// The JSON text of the result, or of the error object.
     pub body: Result<&'a [u8], &'a [u8]>,
-    /// The JSON text of `meta`, if there is one.
-    pub meta: Option<&'a [u8]>,
+    /// The load of the server, if it came along.
+    pub load: Option<LoadReport>,
 }
 
 impl<'a> Id<'a> {
@@ -146,29 +147,23 @@ pub fn parse(message: &[u8]) -> Incoming<'_> {
 /// The start that requests and responses share in the usual spelling.
 const START: &[u8] = b"{\"jsonrpc\":\"2.0\",\"id\":";
 
-/// What is around the numbers of a load report in `meta`.
-const LOAD: &[u8] = b"{\"load\":[";
-const LOAD_END: &[u8] = b"]}";
+/// What is around a load report in `meta`.
+const LOAD: &[u8] = b",\"meta\":{\"load\":";
+const LOAD_END: &[u8] = b"},\"result\":";
 
 #[inline]
 fn usual(message: &[u8]) -> Option<Incoming<'_>> {
     let (id, rest) = number(message.strip_prefix(START)?)?;
     if let Some(result) = rest.strip_prefix(b",\"result\":") {
         let body = Ok(result.strip_suffix(b"}")?);
-        return Some(Incoming::Response(Response { id: Some(id), body, meta: None }));
+        return Some(Incoming::Response(Response { id: Some(id), body, load: None }));
     }
     if let Some(rest) = rest.strip_prefix(b",\"method\":\"") {
         return usual_request(id, rest);
     }
-    let rest = rest.strip_prefix(b",\"meta\":")?;
-    // Our own meta holds one list of numbers, so its first closing brace is its last. Of another one the end is not
-    // that easily found.
-    let load = rest.strip_prefix(LOAD)?;
-    let numbers = load.iter().position(|&b| b != b',' && !b.is_ascii_digit())?;
-    let end = LOAD.len() + numbers + LOAD_END.len();
-    load[numbers..].strip_prefix(LOAD_END)?;
-    let body = Ok(rest[end..].strip_prefix(b",\"result\":")?.strip_suffix(b"}")?);
-    Some(Incoming::Response(Response { id: Some(id), body, meta: Some(&rest[..end]) }))
+    let (load, rest) = leading_report(rest.strip_prefix(LOAD)?)?;
+    let body = Ok(rest.strip_prefix(LOAD_END)?.strip_suffix(b"}")?);
+    Some(Incoming::Response(Response { id: Some(id), body, load: Some(load) }))
 }
 
 #[inline]
@@ -196,7 +191,7 @@ fn usual_request(id: u64, rest: &[u8]) -> Option<Incoming<'_>> {
 
 /// A JSON integer from 0 up to 19 digits, and what follows it.
 #[inline]
-fn number(text: &[u8]) -> Option<(u64, &[u8])> {
+pub(super) fn number(text: &[u8]) -> Option<(u64, &[u8])> {
     let (mut n, mut digits) = (0u64, 0);
     for byte in text {
         let digit = byte.wrapping_sub(b'0');
@@ -315,7 +310,7 @@ fn response<'a>(envelope: &Envelope<'a>) -> Incoming<'a> {
         (Some(result), error) if error.is_none_or(|error| error.get() == "null") => Ok(result.get().as_bytes()),
         (_, error) => Err(error.map_or("null", RawValue::get).as_bytes()),
     };
-    Incoming::Response(Response { id, body, meta: envelope.meta.map(|m| m.get().as_bytes()) })
+    Incoming::Response(Response { id, body, load: envelope.meta.and_then(|meta| load_in_meta(meta.get().as_bytes())) })
 }
 
 fn request<'a>(envelope: &Envelope<'a>) -> Result<Request<'a>, &'static str> {
@@ -422,9 +417,9 @@ mod tests {
         put_request(&mut out, 1025, "echo", &meta, &[1], 1000).unwrap();
         assert!(usual(&out[4..]).is_some());
         out.clear();
-        put_result(&mut out, &Id::Number(1025), Some(b"[1,2]"), &"}", 1000).unwrap();
+        put_result(&mut out, &Id::Number(1025), Some(b"[1,2,3,4,5,6]"), &"}", 1000).unwrap();
         let Some(Incoming::Response(response)) = usual(&out[4..]) else { panic!("not usual") };
-        assert_eq!(response.meta, Some(&br#"{"load":[1,2]}"#[..]));
+        assert_eq!(response.load.map(|load| (load.in_flight, load.method)), Some((1, 6)));
         assert_eq!(response.body, Ok(&b"\"}\""[..]));
         assert_eq!(peek_id(&out[4..40]), Some(1025));
     }
@@ -434,6 +429,7 @@ mod tests {
         let text = r#"{"jsonrpc":"2.0","id":1,"meta":{"load":[1,2,3,4,5],"x":{"y":1},"result":5},"result":7}"#;
         let Incoming::Response(response) = parse(text.as_bytes()) else { panic!("no response") };
         assert_eq!(response.body, Ok(&b"7"[..]));
+        assert_eq!(response.load.map(|load| load.in_flight), Some(1));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The message parser: what is matched by hand against what serde reads.
 
 use rpc_core::wire::{
-    Id, Incoming, Request, RequestMeta, Response, exact_result, load_in_meta, parse, parse_any, parse_element, peek_id,
-    put_error, put_notification, put_request, put_result,
+    Id, Incoming, Request, RequestMeta, Response, exact_result, parse, parse_any, parse_element, peek_id, put_error,
+    put_notification, put_request, put_result,
 };
 use rpc_core::{LoadReport, RpcError};
 use serde_json::Value;
@@ -24,7 +24,10 @@ pub fn message(data: &[u8]) {
     same_id_in_the_head(data, &exact);
     match &exact {
         Incoming::Request(request) => written_request(request),
-        Incoming::Response(response) => written_response(response),
+        Incoming::Response(response) => {
+            same_load(data, response);
+            written_response(response);
+        }
         Incoming::Batch(elements) => elements.iter().for_each(|element| same_element(element)),
         Incoming::Invalid(invalid) => assert!(!invalid.error.message.is_empty()),
     }
@@ -66,33 +69,26 @@ fn same_response(quick: &Response<'_>, exact: &Incoming<'_>) {
             }
             // Where more follows the result, the load may be in it. It is passed over.
             if quick.body.is_ok_and(|body| json(body).is_some()) {
-                assert_eq!(quick.meta.and_then(load_in_meta), exact.meta.and_then(load_in_meta));
+                assert_eq!(quick.load, exact.load);
             }
-            exact.meta.into_iter().for_each(same_load);
         }
-        // A load that cannot be read is passed over.
-        exact => {
-            let lost = quick.meta.is_some_and(|meta| json(meta).is_none());
-            assert!(result.is_none() || lost, "{quick:?} is {exact:?}");
-        }
+        exact => assert!(result.is_none(), "{quick:?} is {exact:?}"),
     }
 }
 
-/// The load report of `meta` is what its JSON says.
-fn same_load(meta: &[u8]) {
-    let name = b"\"load\"";
-    let once = meta.windows(name.len()).filter(|bytes| bytes == name).count() == 1;
+/// The load report is what the message's JSON says.
+fn same_load(data: &[u8], response: &Response<'_>) {
+    let once = |name: &[u8]| data.windows(name.len()).filter(|bytes| *bytes == name).count() == 1;
     // Escaped names and names given twice are serde's business.
-    if !once || meta.contains(&b'\\') {
+    if !once(b"\"load\"") || !once(b"\"meta\"") || data.contains(&b'\\') {
         return;
     }
-    let Ok(Value::Object(meta)) = serde_json::from_slice::<Value>(meta) else { return };
-    let load = meta.get("load").and_then(Value::as_array);
+    let Ok(message) = serde_json::from_slice::<Value>(data) else { return };
+    let load = message.get("meta").and_then(|meta| meta.get("load")).and_then(Value::as_array);
     let numbers: Option<Vec<u64>> = load.map(|load| load.iter().take(6).map_while(Value::as_u64).collect());
     let whole = numbers.filter(|numbers| numbers.len() >= load.map_or(0, |load| load.len().clamp(5, 6)));
-    let read = load_in_meta(serde_json::to_string(&meta).expect("JSON is written").as_bytes());
-    assert_eq!(read.is_some(), whole.is_some(), "{meta:?}");
-    if let (Some(LoadReport { in_flight, service_us, .. }), Some(numbers)) = (read, whole) {
+    assert_eq!(response.load.is_some(), whole.is_some(), "{message:?}");
+    if let (Some(LoadReport { in_flight, service_us, .. }), Some(numbers)) = (response.load, whole) {
         assert_eq!(u64::from(in_flight), numbers[0].min(u64::from(u32::MAX)));
         assert_eq!(service_us, numbers[1] as f64);
     }
