@@ -158,23 +158,16 @@ impl Channel {
             let mut guard = shared.state.lock();
             let state = &mut *guard;
             has_room(state)?;
-            let Some(slot) = state.slots.insert(u64::MAX, *deadline, *movable) else {
-                return Err(ExchangeError::Crowded);
-            };
-            id = slot;
+            id = state.slots.next_id().ok_or(ExchangeError::Crowded)?;
             match unwinding(&mut state.out, |out| put_request(out, id, method, meta, *params, shared.limit)) {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => {
-                    state.slots.remove(id);
-                    return Err(ExchangeError::Encode(error));
-                }
+                Ok(put) => put.map_err(ExchangeError::Encode)?,
                 Err(panic) => {
-                    state.slots.remove(id);
                     drop(guard);
                     resume_unwind(panic);
                 }
             }
-            state.slots.sent(id, state.taken + state.out.len() as u64, waker);
+            let frame_end = state.taken + state.out.len() as u64;
+            state.slots.insert(id, frame_end, *deadline, *movable, waker);
             let look_at = state.liveness.sent(*now).min(*deadline);
             notify_keeper = state.keeper_at.is_none_or(|at| look_at < at);
             if notify_keeper {

@@ -14,7 +14,9 @@ const STEP: u64 = IN_FLIGHT_MAX as u64;
 #[derive(Debug, Default)]
 pub(crate) struct Slots {
     slots: Vec<Slot>,
-    free: Vec<u16>,
+    /// The first free slot. Each has the next: a list of their own would be one more place in memory for every call.
+    free: Option<u16>,
+    taken: usize,
     sequence: u64,
     waiting: usize,
 }
@@ -33,7 +35,7 @@ struct Slot {
 
 #[derive(Debug)]
 enum State {
-    Free,
+    Free { next: Option<u16> },
     Waiting,
     Done(Answer),
     Failed(Failure),
@@ -67,42 +69,35 @@ pub(crate) enum Failure {
 }
 
 impl Slots {
-    /// Takes a slot; `None` if all are taken. The id is the one to put on the wire.
-    pub(crate) fn insert(&mut self, frame_end: u64, deadline: Instant, movable: bool) -> Option<u64> {
-        let index = match self.free.pop() {
-            Some(index) => index,
-            None if self.slots.len() < IN_FLIGHT_MAX => {
-                self.slots.push(Slot {
-                    id: 0,
-                    state: State::Free,
-                    waker: None,
-                    frame_end: 0,
-                    deadline,
-                    movable: false,
-                });
-                (self.slots.len() - 1) as u16
-            }
-            None => return None,
-        };
-        self.sequence += 1;
-        let id = self.sequence * STEP + u64::from(index);
-        let slot = &mut self.slots[usize::from(index)];
-        *slot = Slot { id, state: State::Waiting, waker: None, frame_end, deadline, movable };
-        self.waiting += 1;
-        Some(id)
+    /// The id that the next call is to have on the wire; `None` if all slots are taken.
+    #[inline]
+    pub(crate) fn next_id(&self) -> Option<u64> {
+        let index = self.free.map_or(self.slots.len(), usize::from);
+        (index < IN_FLIGHT_MAX).then(|| (self.sequence + 1) * STEP + index as u64)
     }
 
-    /// The frame of `id` is written and ends at `frame_end`; `waker` is woken when the call ends.
-    pub(crate) fn sent(&mut self, id: u64, frame_end: u64, waker: Waker) {
-        if let Some(slot) = self.slot(id) {
-            slot.frame_end = frame_end;
-            slot.waker = Some(waker);
+    /// The request with the [next id](Self::next_id) is written, and its frame ends at `frame_end`; `waker` is woken when
+    /// the call ends.
+    #[inline]
+    pub(crate) fn insert(&mut self, id: u64, frame_end: u64, deadline: Instant, movable: bool, waker: Waker) {
+        let new = Slot { id, state: State::Waiting, waker: Some(waker), frame_end, deadline, movable };
+        match self.slots.get_mut((id % STEP) as usize) {
+            Some(slot) => {
+                if let State::Free { next } = slot.state {
+                    self.free = next;
+                }
+                *slot = new;
+            }
+            None => self.slots.push(new),
         }
+        self.sequence += 1;
+        self.taken += 1;
+        self.waiting += 1;
     }
 
     /// Whether no slot is free.
     pub(crate) fn is_full(&self) -> bool {
-        self.free.is_empty() && self.slots.len() == IN_FLIGHT_MAX
+        self.taken == IN_FLIGHT_MAX
     }
 
     /// Frees its memory, if no call is in the table.
@@ -111,14 +106,14 @@ impl Slots {
         if unused {
             // The sequence goes on: ids stay unique.
             self.slots = Vec::new();
-            self.free = Vec::new();
+            self.free = None;
         }
         unused
     }
 
     /// Calls in the table: those that wait for a reply, and those whose callers have yet to take theirs.
     pub(crate) fn taken(&self) -> usize {
-        self.slots.len() - self.free.len()
+        self.taken
     }
 
     /// Calls that wait for a reply.
@@ -128,7 +123,7 @@ impl Slots {
 
     fn slot(&mut self, id: u64) -> Option<&mut Slot> {
         let slot = self.slots.get_mut((id % STEP) as usize)?;
-        (slot.id == id && !matches!(slot.state, State::Free)).then_some(slot)
+        (slot.id == id && !matches!(slot.state, State::Free { .. })).then_some(slot)
     }
 
     /// Has `waker` woken when the call ends.
@@ -157,26 +152,33 @@ impl Slots {
 
     /// Takes the outcome of a call, and with it the call out of the table.
     pub(crate) fn take(&mut self, id: u64) -> Option<Result<Answer, Failure>> {
+        let next = self.free;
         let slot = self.slot(id)?;
-        let outcome = match std::mem::replace(&mut slot.state, State::Free) {
+        let outcome = match std::mem::replace(&mut slot.state, State::Free { next }) {
             State::Done(answer) => Ok(answer),
             State::Failed(failure) => Err(failure),
-            other @ (State::Waiting | State::Free) => {
+            other @ (State::Waiting | State::Free { .. }) => {
                 slot.state = other;
                 return None;
             }
         };
-        self.free.push((id % STEP) as u16);
+        self.freed(id);
         Some(outcome)
+    }
+
+    fn freed(&mut self, id: u64) {
+        self.free = Some((id % STEP) as u16);
+        self.taken -= 1;
     }
 
     /// Takes a call out of the table whatever its state. `true` if its reply is still to come.
     pub(crate) fn remove(&mut self, id: u64) -> bool {
+        let next = self.free;
         let Some(slot) = self.slot(id) else { return false };
         let was_waiting = matches!(slot.state, State::Waiting);
-        slot.state = State::Free;
+        slot.state = State::Free { next };
         slot.waker = None;
-        self.free.push((id % STEP) as u16);
+        self.freed(id);
         self.waiting -= usize::from(was_waiting);
         was_waiting
     }
@@ -219,13 +221,19 @@ mod tests {
         Answer { body: vec![1], ok: true, received: now, load: None }
     }
 
+    fn insert(slots: &mut Slots, frame_end: u64, deadline: Instant) -> Option<u64> {
+        let id = slots.next_id()?;
+        slots.insert(id, frame_end, deadline, false, Waker::noop().clone());
+        Some(id)
+    }
+
     #[tokio::test]
     async fn a_late_reply_never_reaches_another_call() {
         let now = Instant::now();
         let mut slots = Slots::default();
-        let first = slots.insert(1, now, false).unwrap();
+        let first = insert(&mut slots, 1, now).unwrap();
         assert!(slots.remove(first));
-        let second = slots.insert(2, now, false).unwrap();
+        let second = insert(&mut slots, 2, now).unwrap();
         assert_eq!(first % STEP, second % STEP);
         assert!(slots.deliver(first, answer(now)).is_err());
         assert!(slots.take(second).is_none());
@@ -239,20 +247,20 @@ mod tests {
     async fn the_table_has_a_limit_and_frees_its_slots() {
         let now = Instant::now();
         let mut slots = Slots::default();
-        let ids: Vec<u64> = (0..IN_FLIGHT_MAX).map(|_| slots.insert(0, now, false).unwrap()).collect();
+        let ids: Vec<u64> = (0..IN_FLIGHT_MAX).map(|_| insert(&mut slots, 0, now).unwrap()).collect();
         assert!(slots.is_full());
-        assert_eq!(slots.insert(0, now, false), None);
+        assert_eq!(insert(&mut slots, 0, now), None);
         slots.remove(ids[7]);
         assert!(!slots.is_full());
-        assert!(slots.insert(0, now, false).is_some());
+        assert!(insert(&mut slots, 0, now).is_some());
     }
 
     #[tokio::test]
     async fn what_had_not_left_is_unsent() {
         let now = Instant::now();
         let mut slots = Slots::default();
-        let sent = slots.insert(10, now, false).unwrap();
-        let unsent = slots.insert(20, now, false).unwrap();
+        let sent = insert(&mut slots, 10, now).unwrap();
+        let unsent = insert(&mut slots, 20, now).unwrap();
         slots.fail_all(19, &mut Vec::new());
         assert_eq!(slots.take(sent).unwrap().unwrap_err(), Failure::Closed { sent: true });
         assert_eq!(slots.take(unsent).unwrap().unwrap_err(), Failure::Closed { sent: false });
@@ -269,7 +277,7 @@ mod tests {
             for step in steps {
                 match step {
                     0..=2 => {
-                        let id = slots.insert(0, now, step == 0).unwrap();
+                        let id = insert(&mut slots, 0, now).unwrap();
                         prop_assert!(id > last);
                         last = id;
                         alive.push(id);
