@@ -9,30 +9,101 @@ use rpc_core::load::{Begun, Finish, LoadMeter};
 use rpc_core::wire::LoadText;
 use tokio::time::Instant;
 
+/// A report is spelled once in so long while the requests in progress stay the same, and what was answered at once enters
+/// the load together. Shorter than the way to any client, which makes each report older than that.
+const FRESH: Duration = Duration::from_micros(100);
+
 /// The load of one server, shared by its connections.
 #[derive(Debug)]
-pub(crate) struct Load(Mutex<LoadMeter>);
+pub(crate) struct Load(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    meter: LoadMeter,
+    /// Not in the meter yet.
+    at_once: Option<AtOnce>,
+    said: Option<Said>,
+}
+
+/// Requests of one method that were answered at once.
+#[derive(Debug)]
+struct AtOnce {
+    method: u32,
+    answered: u32,
+    failed: u32,
+    took: Duration,
+    last: Instant,
+    /// Until when more are added.
+    until: Instant,
+}
+
+/// The last report.
+#[derive(Debug)]
+struct Said {
+    text: LoadText,
+    method: u32,
+    in_flight: u32,
+    until: Instant,
+}
 
 impl Load {
     pub(crate) fn new(concurrency: f64) -> Self {
-        Self(Mutex::new(LoadMeter::new(concurrency, Instant::now())))
+        let meter = LoadMeter::new(concurrency, Instant::now());
+        Self(Mutex::new(State { meter, at_once: None, said: None }))
     }
 
     /// Requests in progress.
     pub(crate) fn in_flight(&self) -> u32 {
-        self.0.lock().in_flight()
+        self.0.lock().meter.in_flight()
     }
 
     /// The load, and how long the method takes.
     pub(crate) fn report(&self, method: u32) -> LoadReport {
-        self.0.lock().report(Instant::now(), method)
+        self.0.lock().settled().report(Instant::now(), method)
+    }
+
+    /// The same to be sent along with what is answered at once.
+    pub(crate) fn say(&self, now: Instant, method: u32) -> LoadText {
+        let mut state = self.0.lock();
+        let in_flight = state.meter.in_flight();
+        if let Some(said) = &state.said
+            && (said.method, said.in_flight) == (method, in_flight)
+            && now < said.until
+        {
+            return said.text;
+        }
+        let text = LoadText::new(&state.settled().report(now, method));
+        state.said = Some(Said { text, method, in_flight, until: now + FRESH });
+        text
     }
 
     /// Counts requests whose handlers were ready at once, all of one read together: timing each
     /// would cost more than most of them take.
     pub(crate) fn answered_at_once(&self, now: Instant, tally: &Tally, took: Duration) {
-        let count = tally.answered + tally.failed;
-        self.0.lock().answered_at_once(now, tally.method, count, took, tally.failed);
+        let &Tally { answered, failed, method, .. } = tally;
+        let mut state = self.0.lock();
+        match &mut state.at_once {
+            Some(more) if more.method == method && now < more.until => {
+                more.answered += answered;
+                more.failed += failed;
+                more.took += took;
+                more.last = now;
+            }
+            _ => {
+                state.settled();
+                state.at_once = Some(AtOnce { method, answered, failed, took, last: now, until: now + FRESH });
+            }
+        }
+    }
+}
+
+impl State {
+    /// The meter, with all in it.
+    fn settled(&mut self) -> &mut LoadMeter {
+        if let Some(AtOnce { method, answered, failed, took, last, .. }) = self.at_once.take() {
+            self.meter.answered_at_once(last, method, answered + failed, took, failed);
+        }
+        &mut self.meter
     }
 }
 
@@ -74,14 +145,15 @@ pub(crate) struct Running {
 
 impl Running {
     pub(crate) fn begin(load: &Arc<Load>, now: Instant, method: u32, reports: bool) -> Self {
-        let begun = load.0.lock().begin(now, method);
+        let begun = load.0.lock().settled().begin(now, method);
         Self { load: load.clone(), begun: Some(begun), method, reports }
     }
 
     fn end(&mut self, finish: Finish) -> Option<LoadText> {
         let begun = self.begun.take()?;
         let now = Instant::now();
-        let mut meter = self.load.0.lock();
+        let mut state = self.load.0.lock();
+        let meter = state.settled();
         meter.finish(begun, now, finish);
         self.reports.then(|| LoadText::new(&meter.report(now, self.method)))
     }
@@ -114,5 +186,49 @@ impl Account {
             }
             Self::Running(running) => running.end(if ok { Finish::Answered } else { Finish::Failed }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rpc_core::wire::parse_load;
+
+    use super::*;
+
+    const ECHO: u32 = 7;
+
+    fn answered(load: &Load, now: Instant, took: Duration) {
+        load.answered_at_once(now, &Tally { answered: 1, method: ECHO, ..Tally::default() }, took);
+    }
+
+    fn said(load: &Load, now: Instant) -> LoadReport {
+        parse_load(load.say(now, ECHO).as_bytes()).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_report_is_as_old_as_the_way_to_a_client_at_most() {
+        let load = Load::new(2.0);
+        let start = Instant::now();
+        answered(&load, start, Duration::from_millis(1));
+        let first = said(&load, start);
+        answered(&load, start, Duration::from_millis(9));
+        assert_eq!(said(&load, start + FRESH / 2), first);
+        let later = said(&load, start + FRESH);
+        assert!(later.service_us > 2.0 * first.service_us, "{first:?} {later:?}");
+        // A request in progress is in it at once.
+        let running = Running::begin(&Arc::new(load), start + FRESH, ECHO, true);
+        assert_eq!(said(&running.load, start + FRESH).in_flight, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_answers_in_a_short_time_are_one_sample() {
+        let load = Load::new(2.0);
+        let start = Instant::now();
+        let us = Duration::from_micros(1);
+        answered(&load, start, us * 100);
+        for n in 1..10 {
+            answered(&load, start + us * n, us * 10);
+        }
+        assert_eq!(load.report(ECHO).service_us.round(), 19.0, "100 + 9 x 10 us for ten");
     }
 }

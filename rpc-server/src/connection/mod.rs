@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 use std::task::{self, Poll};
 
 use rpc_core::protocol::{self, IN_FLIGHT_MAX};
-use rpc_core::wire::{Frame, FrameBuffer, LoadText, give_write_buffer, put_notification, take_write_buffer};
+use rpc_core::wire::{Frame, FrameBuffer, give_write_buffer, put_notification, take_write_buffer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
@@ -264,12 +264,13 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
 
     /// Before the first request of a read: the first answer will carry the load.
     fn begin_answers(&mut self) -> Instant {
+        let now = Instant::now();
         if self.wants_load
             && let Account::AtOnce(tally) = &mut self.at_once
         {
-            tally.report = Some(LoadText::new(&self.shared.load.report(tally.method)));
+            tally.report = Some(self.shared.load.say(now, tally.method));
         }
-        Instant::now()
+        now
     }
 
     /// After the last request of a read: those that were answered in place enter the load.
