@@ -34,7 +34,8 @@ pub struct LatencySummary {
 impl LatencyRecorder {
     /// An empty recorder. It takes 200 kB, most of which is never touched.
     pub fn new() -> Self {
-        let mut histogram = Histogram::new_with_bounds(1, NANOS_AT_ONCE, 3).expect("the bounds and digits are in range");
+        let mut histogram =
+            Histogram::new_with_bounds(1, NANOS_AT_ONCE, 3).expect("the bounds and digits are in range");
         histogram.auto(true);
         Self(histogram)
     }
