@@ -6,8 +6,9 @@
 //! the slope of the server's RSS between 2,000 connections and all of them; it does not count what the
 //! kernel needs for sockets.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::Range;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use rpc_core::protocol::{HELLO, PROTOCOL_VERSION};
 use rpc_core::wire::{Frame, FrameBuffer, Incoming, parse, put_request, put_result};
 use rpc_core::{LatencyRecorder, LatencySummary};
 use rpc_server::{RpcError, Server, ServerConfig};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, nice, setrlimit};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpSocket;
@@ -34,7 +35,10 @@ const FIRST: u64 = 2000;
 /// Files that a process needs besides its connections.
 const OTHER_FILES: u64 = 100;
 
-/// Ports that the kernel hands out on one address, less those in use.
+/// Ports for the clients, below those that the kernel hands out. The server's is not among them.
+const PORTS: Range<u16> = 2_000..32_000;
+
+/// Connections from one address: as many as it has ports, less those in use.
 const PER_ADDRESS: u64 = 25_000;
 
 /// Connections that a process opens at a time.
@@ -92,15 +96,19 @@ async fn serve(connections_max: usize) -> Outcome<()> {
 
 #[expect(clippy::print_stdout, reason = "the answer to the parent")]
 fn hold(runtime: &tokio::runtime::Runtime, server: SocketAddr, source: IpAddr) -> Outcome<()> {
+    // Clients are on machines of their own, where they take nothing from the server and the calls.
+    nice(19)?;
     let permits = Arc::new(Semaphore::new(OPENING));
+    let mut ports = (PORTS.start..PORTS.end).cycle();
     for line in std::io::stdin().lines() {
         let count: u64 = line?.trim().parse()?;
         runtime.block_on(async {
             let mut opening = JoinSet::new();
             for _ in 0..count {
                 let permit = permits.clone().acquire_owned().await?;
+                let socket = bound(source, &mut ports)?;
                 opening.spawn(async move {
-                    let opened = open(server, source).await;
+                    let opened = open(socket, server).await;
                     drop(permit);
                     opened
                 });
@@ -115,10 +123,22 @@ fn hold(runtime: &tokio::runtime::Runtime, server: SocketAddr, source: IpAddr) -
     Ok(())
 }
 
+/// A socket with a port chosen here: when many are in use, the kernel searches for milliseconds.
+fn bound(source: IpAddr, ports: &mut impl Iterator<Item = u16>) -> Outcome<TcpSocket> {
+    for port in ports.take(PORTS.len()) {
+        let socket = TcpSocket::new_v4()?;
+        // Of an earlier run it may still wait for late packets.
+        socket.set_reuseaddr(true)?;
+        match socket.bind((source, port).into()) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {}
+            bound => return bound.map(|()| socket).map_err(Into::into),
+        }
+    }
+    Err("no port is free".into())
+}
+
 /// Opens a connection, says hello and makes a call on it. A task answers pings on it from then on.
-async fn open(server: SocketAddr, source: IpAddr) -> Outcome<()> {
-    let socket = TcpSocket::new_v4()?;
-    socket.bind((source, 0).into())?;
+async fn open(socket: TcpSocket, server: SocketAddr) -> Outcome<()> {
     let mut stream = socket.connect(server).await?;
     let mut out = Vec::new();
     let hello = json!({ "version": PROTOCOL_VERSION, "features": ["ping", "goaway"] });
