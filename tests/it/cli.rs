@@ -647,7 +647,7 @@ async fn a_server_tells_who_it_is_and_drains_when_told_to_stop() {
 }
 
 /// A call that the server at `addr` is handling, for `ms` milliseconds.
-async fn busy(addr: &str, ms: u64) -> (Client, JoinHandle<Result<Value, Error>>) {
+pub(crate) async fn busy(addr: &str, ms: u64) -> (Client, JoinHandle<Result<Value, Error>>) {
     let client = Client::connect(&format!("static:{addr}")).await.unwrap();
     let options = CallOptions::new().timeout(Duration::from_secs(60));
     let (caller, sleep) = (client.clone(), json!({ "ms": ms }));

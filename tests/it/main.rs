@@ -25,6 +25,7 @@ mod security_commands;
 mod slow_peers;
 mod targets;
 mod tidy;
+mod unheard;
 mod wire;
 mod zookeeper;
 mod zookeeper_auth;

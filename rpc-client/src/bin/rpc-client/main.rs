@@ -9,6 +9,7 @@ mod doctor;
 mod explain;
 mod failure;
 mod few;
+mod log;
 mod methods;
 mod next;
 mod nodes;
@@ -21,18 +22,13 @@ mod security;
 mod table;
 mod units;
 
-use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use tracing_subscriber::filter::EnvFilter;
 
 use crate::common::Common;
 use crate::failure::Failure;
-
-/// What is logged when `RUST_LOG` says nothing: what the user has to know while waiting.
-const LOG_DEFAULT: &str = "warn,zookeeper_client=error";
 
 /// Exit code of a command that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
@@ -73,11 +69,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let args = arguments();
-    let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let wanted = std::env::var("RUST_LOG").ok().filter(|value| !value.is_empty());
-    let filter = EnvFilter::builder().parse_lossy(wanted.as_deref().unwrap_or(LOG_DEFAULT));
-    let log = tracing_subscriber::fmt().with_writer(io::stderr).without_time().with_target(false);
-    log.with_env_filter(filter).with_ansi(colour).init();
+    log::init();
     let common = args.common.clone();
     ExitCode::from(run(args).unwrap_or_else(|failure| failure.report(&common)))
 }

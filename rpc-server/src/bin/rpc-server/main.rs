@@ -2,11 +2,12 @@
 
 mod announce;
 mod delay;
+mod log;
 mod methods;
 mod security;
 mod signals;
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -15,14 +16,9 @@ use clap::Parser;
 use rpc_core::registry::{self, Registry, RegistryUrl, Target};
 use rpc_server::{ConcurrencyLimit, Error, ErrorKind, Server, ServerConfig};
 use tokio_util::sync::CancellationToken;
-use tracing_subscriber::filter::EnvFilter;
 
 use crate::delay::Delay;
 use crate::methods::Identity;
-
-/// What is logged when `RUST_LOG` says nothing. The ZooKeeper crate tells each of its steps, and our
-/// backend what comes of them.
-const LOG_DEFAULT: &str = "info,zookeeper_client=warn";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -91,15 +87,7 @@ enum End {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let colour = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let wanted = std::env::var("RUST_LOG").ok().filter(|value| !value.is_empty());
-    let filter = EnvFilter::builder().parse_lossy(wanted.as_deref().unwrap_or(LOG_DEFAULT));
-    tracing_subscriber::fmt()
-        .with_writer(io::stderr)
-        .with_env_filter(filter)
-        .with_ansi(colour)
-        .with_target(false)
-        .init();
+    log::init();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(1, &format!("cannot start: {error}"), "allow the process more threads"),
