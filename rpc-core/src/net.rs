@@ -17,6 +17,9 @@ const BACKLOG: u32 = 1024;
 /// that do not answer `rpc.ping` because they never said hello.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 
+/// And again after this time. The kernel of a peer that is gone says so only when it has forgotten the connection.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+
 /// Listens on `addr`; port 0 picks a free one.
 ///
 /// # Errors
@@ -60,7 +63,13 @@ pub async fn first_byte(stream: &TcpStream) -> io::Result<Option<u8>> {
     Ok((stream.peek(&mut byte).await? > 0).then_some(byte[0]))
 }
 
+/// Whether the connection is broken. After the peer has closed its side, reading does not tell.
+pub fn is_broken(stream: &TcpStream) -> bool {
+    !matches!(stream.take_error(), Ok(None))
+}
+
 fn configure(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    SockRef::from(stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE_IDLE))
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
+    SockRef::from(stream).set_tcp_keepalive(&keepalive)
 }

@@ -26,6 +26,7 @@ mod config;
 mod connection;
 mod context;
 mod discover;
+mod ends;
 mod handler;
 mod handler_error;
 mod links;

@@ -5,23 +5,30 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use rpc_core::protocol::code;
-use rpc_core::tls::{Accepted, HANDSHAKE_TIMEOUT, ServerTls};
+use rpc_core::tls::{Accepted, HANDSHAKE_TIMEOUT, ServerTls, TlsStream};
 use rpc_core::wire::{Id, NotAFrame, Spoken, put_error, spoken};
 use rpc_core::{RpcError, net};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
 use crate::connection::Connection;
+use crate::ends::EndKind;
 use crate::links::LinkGuard;
 use crate::server::Shared;
 
 /// Serves a connection until it ends.
 pub(crate) async fn serve(tls: ServerTls, stream: net::Stream, peer: SocketAddr, shared: Arc<Shared>, link: LinkGuard) {
     match timeout(HANDSHAKE_TIMEOUT, accept(&tls, stream)).await {
-        Ok(Ok(Some(accepted))) => Connection::new(accepted.stream, peer, &accepted.names, shared, link).await,
+        Ok(Ok(Some(Accepted { stream, names }))) => {
+            let is_broken = |stream: &TlsStream<net::Stream>| net::is_broken(stream.socket());
+            Connection::new(stream, is_broken, peer, &names, shared, link).await;
+        }
         Ok(Ok(None)) => tracing::debug!(%peer, "closed by the peer"),
-        Ok(Err(error)) => tracing::info!(%peer, "connection ended: {error}"),
-        Err(_) => tracing::info!(%peer, "connection ended: no TLS handshake within {HANDSHAKE_TIMEOUT:?}"),
+        Ok(Err(error)) => shared.ends.tell(peer, EndKind::Handshake, &error),
+        Err(_) => {
+            let late = format_args!("no TLS handshake within {HANDSHAKE_TIMEOUT:?}");
+            shared.ends.tell(peer, EndKind::Handshake, &late);
+        }
     }
 }
 

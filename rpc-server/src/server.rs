@@ -23,6 +23,7 @@ use crate::config::ServerConfig;
 use crate::connection::Connection;
 use crate::context::Call;
 use crate::discover;
+use crate::ends::Ends;
 use crate::handler::{BoxInvocation, Method};
 use crate::handler_error::unfit_params;
 use crate::links::{Links, signal};
@@ -157,6 +158,7 @@ impl ServerBuilder {
             config: self.config,
             draining: AtomicBool::new(false),
             load: Arc::new(Load::new(concurrency)),
+            ends: Ends::default(),
         };
         warn_if_open(bound, &shared.config);
         let registration = registry.as_ref().map(|registry| registry.register(advertised, record));
@@ -200,6 +202,7 @@ pub(crate) struct Shared {
     admission: Option<Arc<Admission>>,
     draining: AtomicBool,
     pub(crate) load: Arc<Load>,
+    pub(crate) ends: Ends,
 }
 
 impl Server {
@@ -335,7 +338,7 @@ impl Shared {
             connections.spawn(crate::secure::serve(tls, stream, peer, self.clone(), links.add()));
             return;
         }
-        connections.spawn(Connection::new(stream, peer, &[], self.clone(), links.add()));
+        connections.spawn(Connection::new(stream, net::is_broken, peer, &[], self.clone(), links.add()));
     }
 
     /// Starts a call, or says why it is not.

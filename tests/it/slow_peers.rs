@@ -1,6 +1,7 @@
 //! Peers that take up what they do not use, and commands that meet a full server.
 
 use std::future::pending;
+use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,6 +58,43 @@ async fn a_message_that_trickles_in_costs_its_connection_and_no_other() {
     let took = began.elapsed();
     assert!(took >= message_timeout, "{took:?}");
     assert_eq!(other.ask_json(PING).await["id"], 1);
+}
+
+/// What a peer that has closed its side and is then gone began, ends.
+#[tokio::test]
+async fn a_peer_that_is_gone_keeps_no_handler_though_it_had_closed_its_side() {
+    let server = server(ServerConfig::default()).bind(any_port()).await.unwrap();
+    let (addr, usage) = (server.local_addr(), server.usage());
+    let serving = tokio::spawn(server.serve(pending()));
+    let mut stream = TcpStream::connect(addr).await.unwrap();
+    let request = frame(&json!({"jsonrpc": "2.0", "id": 1, "method": "hang"}).to_string());
+    stream.write_all(&request).await.unwrap();
+    stream.shutdown().await.unwrap();
+    until("call", SOON, || usage().calls == 1).await;
+    // Longer than a look at all connections takes to come round: a peer that waits is served.
+    sleep(Duration::from_millis(1500)).await;
+    assert_eq!((usage().connections, usage().calls), (1, 1));
+    stream.set_zero_linger().unwrap();
+    drop(stream);
+    until("end", SOON, || usage().connections == 0 && usage().calls == 0).await;
+    serving.abort();
+}
+
+#[tokio::test]
+async fn peers_that_speak_something_else_do_not_fill_the_log() {
+    let server = binaries::start("rpc-server", ["--port", "0", "--registry", "none"]);
+    let serving = server.stdout_line("serving ", SOON).await;
+    let addr = serving.split_whitespace().find_map(|word| word.parse::<SocketAddr>().ok()).unwrap();
+    for _ in 0..100 {
+        let mut stream = TcpStream::connect(addr).await.unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+        // It may close before it has read all, which resets the connection.
+        let _ = timeout(SOON, stream.read(&mut [0; 64])).await.expect("it closes");
+    }
+    server.terminate();
+    let log = server.finished(SOON).await.stderr;
+    let told = log.iter().filter(|line| line.contains("does not send frames")).count();
+    assert_eq!(told, 1, "{log:#?}");
 }
 
 #[tokio::test]

@@ -89,7 +89,10 @@ impl ClientTls {
     ) -> io::Result<TlsStream<Io>> {
         let name = self.name.clone().unwrap_or_else(|| ServerName::IpAddress(node.ip().into()));
         let connector = TlsConnector::from(self.config.current());
-        let stream = connector.connect(name, io).await.map_err(|e| handshake_failed(&e))?;
+        let stream = connector
+            .connect(name, io)
+            .await
+            .map_err(|e| handshake_failed(&e, "; does it serve TLS at that address?"))?;
         Ok(TlsStream::new(stream))
     }
 }

@@ -35,17 +35,16 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// A failed handshake in words: where the peer hangs up, it most likely speaks something else.
-fn handshake_failed(error: &io::Error) -> io::Error {
+/// A failed handshake in words. Where the peer hangs up, it most likely speaks something else, which `question` asks.
+fn handshake_failed(error: &io::Error, question: &str) -> io::Error {
     if let Some(reason) = Distrust::of(error) {
         return io::Error::new(error.kind(), reason);
     }
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     match error.kind() {
-        UnexpectedEof | ConnectionReset | BrokenPipe => io::Error::new(
-            error.kind(),
-            "TLS handshake: the peer closed the connection; does it serve TLS at that address?",
-        ),
+        UnexpectedEof | ConnectionReset | BrokenPipe => {
+            io::Error::new(error.kind(), format!("TLS handshake: the peer closed the connection{question}"))
+        }
         kind => io::Error::new(kind, format!("TLS handshake: {error}")),
     }
 }

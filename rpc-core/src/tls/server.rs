@@ -89,7 +89,7 @@ impl ServerTls {
     /// The client does not accept the server, has no valid certificate where it needs one, or does
     /// not speak TLS 1.3.
     pub async fn accept<Io: AsyncRead + AsyncWrite + Unpin>(&self, io: Io) -> io::Result<Accepted<Io>> {
-        let stream = TlsAcceptor::from(self.config.current()).accept(io).await.map_err(|e| handshake_failed(&e))?;
+        let stream = TlsAcceptor::from(self.config.current()).accept(io).await.map_err(|e| handshake_failed(&e, ""))?;
         let certificates = stream.get_ref().1.peer_certificates();
         let names = certificates.and_then(<[_]>::first).map(names).unwrap_or_default();
         Ok(Accepted { stream: TlsStream::new(stream), names })

@@ -30,6 +30,11 @@ impl<Io> TlsStream<Io> {
         Self { inner: inner.into(), owed: 0 }
     }
 
+    /// What lies under it.
+    pub fn socket(&self) -> &Io {
+        self.inner.get_ref().0
+    }
+
     /// The certificate that the peer showed, in DER.
     pub fn peer_certificate(&self) -> Option<&[u8]> {
         self.inner.get_ref().1.peer_certificates()?.first().map(AsRef::as_ref)

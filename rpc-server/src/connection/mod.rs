@@ -21,6 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
 use crate::access::{AUTHENTICATE_WITHIN, Caller, STRANGER_BYTES_MAX};
+use crate::ends::EndKind;
 use crate::links::{LinkGuard, signal};
 use crate::load::{Account, Tally};
 use crate::pending::PendingCalls;
@@ -37,6 +38,8 @@ const CALLS_MAX: usize = 2 * IN_FLIGHT_MAX;
 
 pub(crate) struct Connection<Io> {
     io: Io,
+    /// Whether it is broken, which reading does not tell once the peer has closed its side.
+    is_broken: fn(&Io) -> bool,
     peer: SocketAddr,
     caller: Caller,
     shared: Arc<Shared>,
@@ -88,6 +91,20 @@ enum Ended {
     Io(#[from] std::io::Error),
 }
 
+impl Ended {
+    /// What is told together.
+    fn kind(&self) -> EndKind {
+        match self {
+            Self::ByPeer | Self::MidMessage | Self::ByUs | Self::Io(_) => EndKind::Broken,
+            Self::Silent => EndKind::Silent,
+            Self::Unauthenticated => EndKind::Unauthenticated,
+            Self::SlowMessage => EndKind::SlowMessage,
+            Self::Unread => EndKind::Unread,
+            Self::NotAFrame(_) => EndKind::NotAFrame,
+        }
+    }
+}
+
 /// Serves until the connection ends, and logs why it did. A future by itself, since an async function
 /// around it would hold it several times over.
 impl<Io: AsyncRead + AsyncWrite + Unpin> Future for Connection<Io> {
@@ -106,7 +123,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Future for Connection<Io> {
         let peer = this.peer;
         match ended {
             Ended::ByPeer | Ended::MidMessage | Ended::ByUs => tracing::debug!(%peer, "{ended}"),
-            _ => tracing::info!(%peer, "connection ended: {ended}"),
+            _ => this.shared.ends.tell(peer, ended.kind(), &ended),
         }
         Poll::Ready(())
     }
@@ -114,7 +131,14 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Future for Connection<Io> {
 
 impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
     /// `certificate` has the names in the peer's certificate, if it had to show one.
-    pub(crate) fn new(io: Io, peer: SocketAddr, certificate: &[String], shared: Arc<Shared>, link: LinkGuard) -> Self {
+    pub(crate) fn new(
+        io: Io,
+        is_broken: fn(&Io) -> bool,
+        peer: SocketAddr,
+        certificate: &[String],
+        shared: Arc<Shared>,
+        link: LinkGuard,
+    ) -> Self {
         let mut input = FrameBuffer::new(shared.config.message_bytes_max);
         let caller = Caller::new(shared.config.access.as_ref(), certificate);
         if caller.is_stranger() {
@@ -123,6 +147,7 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
         }
         Self {
             io,
+            is_broken,
             peer,
             caller,
             shared,
@@ -204,6 +229,10 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> Connection<Io> {
             self.ping();
         }
         if signals & signal::EXPIRE != 0 {
+            // It waits for its answers, or is gone; nothing else would tell.
+            if self.eof && (self.is_broken)(&self.io) {
+                return Err(Ended::ByPeer);
+            }
             self.pending.expire(Instant::now(), &mut self.out, self.shared.config.message_bytes_max);
         }
         if signals & signal::GOAWAY != 0 && !self.leaving {

@@ -58,7 +58,7 @@ async fn writes(method: &str, text: &str, batch: u64, rounds: usize) -> usize {
     let count = Arc::<AtomicUsize>::default();
     let links = Arc::new(Links::new(&server.shared.config));
     let far = Counting(far, count.clone());
-    let connection = Connection::new(far, server.local_addr(), &[], server.shared.clone(), links.add());
+    let connection = Connection::new(far, |_| false, server.local_addr(), &[], server.shared.clone(), links.add());
     let serving = tokio::spawn(connection);
     let mut requests = Vec::new();
     for id in 0..batch {
@@ -124,7 +124,7 @@ async fn watched(room: usize) -> Watched {
         .unwrap();
     let (near, far) = duplex(room);
     let links = Arc::new(Links::new(&server.shared.config));
-    let mut connection = Connection::new(far, server.local_addr(), &[], server.shared.clone(), links.add());
+    let mut connection = Connection::new(far, |_| false, server.local_addr(), &[], server.shared.clone(), links.add());
     tokio::spawn(async move { links.sweep_for_ever(None).await });
     let serving = tokio::spawn(async move { poll_fn(|cx| connection.advance(cx)).await.err() });
     Watched { near, serving, calls }
