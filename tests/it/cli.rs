@@ -65,8 +65,8 @@ pub(crate) async fn client(arguments: &[&str]) -> Ran {
     finish(&start("rpc-client", arguments)).await
 }
 
-/// Runs a shell script in which `rpc-client` is ours; `$1` and so on are `arguments`.
-async fn shell(script: &str, arguments: &[&str]) -> Ran {
+/// Runs a shell script in which `rpc-client` and `rpc-server` are ours; `$1` and so on are `arguments`.
+pub(crate) async fn shell(script: &str, arguments: &[&str]) -> Ran {
     let mut command = Command::new("bash");
     let path = format!("{}:{}", binaries::directory().display(), std::env::var("PATH").unwrap());
     command.args(["-c", script, "bash"]).args(arguments).env("PATH", path).env_remove("RPC_REGISTRY");

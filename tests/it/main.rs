@@ -13,6 +13,7 @@ mod discovery;
 mod doctor;
 mod errors;
 mod failover;
+mod few_files;
 mod flood;
 mod leaks;
 mod overload;

@@ -25,7 +25,7 @@ pub(crate) enum Failure {
     /// The command line asks for what cannot be.
     Usage { message: String, hint: String },
     /// The machine did not let us.
-    Other(String),
+    Other { message: String, hint: String },
     /// Nobody reads the output any more, so there is nobody to tell.
     BrokenPipe,
 }
@@ -42,7 +42,12 @@ impl Failure {
     }
 
     pub(crate) fn other(message: impl Into<String>) -> Self {
-        Self::Other(message.into())
+        Self::Other { message: message.into(), hint: OTHER.to_owned() }
+    }
+
+    /// The same, with what to do about it.
+    pub(crate) fn machine(message: String, hint: String) -> Self {
+        Self::Other { message, hint }
     }
 
     /// Tells the user, and returns the exit code.
@@ -69,7 +74,7 @@ impl Failure {
         match self {
             Self::Rpc { error, .. } => exit_code(error),
             Self::Usage { .. } => 2,
-            Self::Other(_) => 1,
+            Self::Other { .. } => 1,
             Self::BrokenPipe => 0,
         }
     }
@@ -78,7 +83,7 @@ impl Failure {
         match self {
             Self::Rpc { error, .. } => format!("error: {}", error.to_text(&next::step(error, common))),
             Self::Usage { message, hint } => format!("error: {message} (usage)\n  next: {hint}"),
-            Self::Other(message) => format!("error: {} (other)\n  next: {OTHER}", printable(message)),
+            Self::Other { message, hint } => format!("error: {} (other)\n  next: {hint}", printable(message)),
             Self::BrokenPipe => String::new(),
         }
     }
@@ -112,7 +117,7 @@ impl Failure {
                 }
             }
             Self::Usage { message, hint } => plain("usage", message.clone(), hint),
-            Self::Other(message) => plain("other", message.clone(), OTHER),
+            Self::Other { message, hint } => plain("other", message.clone(), hint),
             Self::BrokenPipe => plain("broken_pipe", String::new(), ""),
         }
     }

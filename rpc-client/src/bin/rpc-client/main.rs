@@ -26,6 +26,7 @@ use std::process::ExitCode;
 
 use clap::parser::ValueSource;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use rpc_core::open_files;
 
 use crate::common::Common;
 use crate::failure::Failure;
@@ -101,6 +102,7 @@ fn arguments() -> Args {
 }
 
 fn run(args: Args) -> Result<u8, Failure> {
+    open_files::check().map_err(|few| Failure::machine(few, open_files::mend()))?;
     // One call is done sooner without threads that have to be started.
     let mut builder = match &args.command {
         Command::Bench(_) => tokio::runtime::Builder::new_multi_thread(),

@@ -13,6 +13,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Parser;
+use rpc_core::open_files;
 use rpc_core::registry::{self, Registry, RegistryUrl, Target};
 use rpc_server::{ConcurrencyLimit, Error, ErrorKind, Server, ServerConfig};
 use tokio_util::sync::CancellationToken;
@@ -34,7 +35,7 @@ The only line on standard output, `serving IP:PORT in URL`, comes once clients c
 With a static: URL nothing is registered either, but the server checks that the list has it.
 SIGTERM or Ctrl-C drains it; a second one ends it at once. RUST_LOG sets what is logged (default: info).
 
-Exit codes: 0 drained, 2 usage, 3 configuration (such as a port in use), 130 or 143 ended by a second signal.";
+Exit codes: 0 drained, 2 usage, 3 configuration (such as a port in use, or too few open files), 130 or 143 ended by a second signal.";
 
 /// Serves a few demonstration methods and registers itself where clients look.
 #[derive(Parser)]
@@ -88,9 +89,12 @@ enum End {
 fn main() -> ExitCode {
     let args = Args::parse();
     log::init();
+    if let Err(few) = open_files::check() {
+        return fail(3, &few, &open_files::mend());
+    }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
-        Err(error) => return fail(1, &format!("cannot start: {error}"), "allow the process more threads"),
+        Err(error) => return fail(3, &format!("cannot start: {error}"), "allow the process more threads and files"),
     };
     match runtime.block_on(run(args)) {
         Ok(End::Drained) => ExitCode::SUCCESS,

@@ -14,17 +14,11 @@ pub(super) fn open_files(nodes: usize) -> Vec<Finding> {
 }
 
 fn judge(limit: OpenFiles, nodes: u64) -> Finding {
-    let OpenFiles { soft, hard } = limit;
+    let OpenFiles { soft, .. } = limit;
     let about = "limits";
-    let raise = |wanted: u64| match wanted <= hard {
-        true => format!("ulimit -n {wanted}"),
-        false => {
-            format!("ulimit -n {wanted}   # as root, or by LimitNOFILE= of its systemd unit: the hard limit is {hard}")
-        }
-    };
     if nodes + OTHER_FILES > soft {
         let fact = format!("{soft} open files are allowed here, and {nodes} nodes are listed");
-        let said = [fact, "a client cannot connect with all of them".into(), raise(nodes + OTHER_FILES)];
+        let said = [fact, "a client cannot connect with all of them".into(), limit.raise(nodes + OTHER_FILES)];
         return Finding::bad(Level::Problem, "open_files", about, said);
     }
     if soft < SERVER_CONNECTIONS + OTHER_FILES {
@@ -38,7 +32,7 @@ fn judge(limit: OpenFiles, nodes: u64) -> Finding {
             Level::Warning,
             "open_files",
             about,
-            [fact, consequence, raise(SERVER_CONNECTIONS + OTHER_FILES)],
+            [fact, consequence, limit.raise(SERVER_CONNECTIONS + OTHER_FILES)],
         );
     }
     Finding::ok("open_files", about, format!("{soft} open files are allowed here, enough for clients and servers"))

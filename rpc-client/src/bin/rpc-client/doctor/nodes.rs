@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use futures_util::StreamExt;
 use rpc_client::{ClientConfig, GreetError, Greeting, greet};
+use rpc_core::open_files;
 use rpc_core::protocol::code;
 use rpc_core::registry::{Member, Members, RegistryUrl, Target};
 use rpc_core::tls::Distrust;
@@ -182,6 +183,11 @@ fn silence(addr: SocketAddr, error: &GreetError, url: &RegistryUrl) -> Finding {
     let none = || NO_CALLS.to_owned();
     let listening = |what: &str| format!("ss -ltnp 'sport = :{}'   # on its machine {what}", addr.port());
     let (level, check, said) = match error {
+        GreetError::NoConnection(error) if open_files::are_used_up(error) => {
+            let fact = format!("this client has too few open files to ask it: {error}");
+            let follows = "nothing is said about the node; clients started here cannot connect with all";
+            (Level::Problem, "open_files", [fact, follows.into(), open_files::mend()])
+        }
         GreetError::NoConnection(_) => {
             let mend = format!("start the server again, or {}", delete(&addr.to_string(), url));
             (Level::Problem, "connect", [format!("nobody answers: {error}"), none(), mend])
