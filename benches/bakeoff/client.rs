@@ -114,7 +114,7 @@ fn connect(args: &Args, scenario: &Scenario) -> Result<Vec<Client>> {
         }
         let name = args.policy.strip_suffix(HEDGE).unwrap_or(&args.policy);
         let policy = balance::policy(name).context("no such policy")?;
-        Ok(Client::builder().config(config).policy(policy).connect_to(registry.clone()))
+        Ok(Client::builder().config(config).policy(policy).connect_to(registry.clone())?)
     };
     (0..scenario.clients / scenario.processes).map(client).collect()
 }

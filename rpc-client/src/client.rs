@@ -4,6 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rpc_core::protocol::check_message_limit;
 use rpc_core::registry::{Health, Members, Registry};
 use rpc_core::{Deadline, Error, RegistryState, registry};
 use serde::Serialize;
@@ -71,14 +72,20 @@ impl ClientBuilder {
     /// valid; calls wait, within their time, for the first list.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Config`] if it is no registry URL, or has options that do not exist.
+    /// [`crate::ErrorKind::Config`] if it is no registry URL, or has options that do not exist, or
+    /// [`ClientConfig::message_bytes_max`] is out of its bounds.
     pub async fn connect(self, url: &str) -> Result<Client, Error> {
+        check_message_limit(self.config.message_bytes_max)?;
         let registry = registry::open(&url.parse()?)?;
-        Ok(self.connect_to(registry))
+        self.connect_to(registry)
     }
 
     /// The same with a registry that is open already.
-    pub fn connect_to(self, registry: Arc<dyn Registry>) -> Client {
+    ///
+    /// # Errors
+    /// [`crate::ErrorKind::Config`] if [`ClientConfig::message_bytes_max`] is out of its bounds.
+    pub fn connect_to(self, registry: Arc<dyn Registry>) -> Result<Client, Error> {
+        check_message_limit(self.config.message_bytes_max)?;
         let policy = self
             .policy
             .unwrap_or_else(|| balance::policy(balance::POLICY_DEFAULT).expect("the default policy is in the table"));
@@ -94,7 +101,7 @@ impl ClientBuilder {
         let budget = SharedBudget::new(Instant::now());
         let decisions = Decisions::default();
         let inner = Inner { config, pool, budget, decisions, reporter, registry, members, health, _expiry: expiry };
-        Client { inner: Arc::new(inner) }
+        Ok(Client { inner: Arc::new(inner) })
     }
 }
 
@@ -133,7 +140,7 @@ impl Client {
         P: Serialize + ?Sized,
         R: DeserializeOwned,
     {
-        self.inner.call(method, params, CallOptions::NONE).await?.into_result()
+        self.inner.call(method, params, CallOptions::NONE).await?.into_result(&self.inner)
     }
 
     /// [`Client::call`] with options.
@@ -145,7 +152,7 @@ impl Client {
         P: Serialize + ?Sized,
         R: DeserializeOwned,
     {
-        self.inner.call(method, params, options).await?.into_result()
+        self.inner.call(method, params, options).await?.into_result(&self.inner)
     }
 
     /// [`Client::call`] whose result comes with who gave it, how long it took and what was tried.
@@ -156,7 +163,7 @@ impl Client {
     where
         P: Serialize + ?Sized,
     {
-        self.inner.call(method, params, options).await?.into_reply()
+        self.inner.call(method, params, options).await?.into_reply(&self.inner)
     }
 
     /// Sends a notification: a call that is not answered. Returns when it is on its way; whether

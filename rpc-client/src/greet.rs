@@ -35,7 +35,7 @@ pub enum GreetError {
     /// A node, but it takes no clients now, or not these.
     #[error("{} ({})", .0.message, .0.name())]
     Refused(RpcError),
-    /// Something else than a node.
+    /// Something else than a node, or one that no client could use.
     #[error("{0}")]
     NoNode(String),
 }
@@ -73,6 +73,6 @@ pub async fn greet(addr: SocketAddr, config: &ClientConfig) -> Result<Greeting, 
         Err(DialError::Connect(e)) if e.kind() == std::io::ErrorKind::InvalidData => Err(GreetError::NotSecure(e)),
         Err(DialError::Connect(e)) => Err(GreetError::NoConnection(e)),
         Err(DialError::Refused(error)) => Err(GreetError::Refused(error)),
-        Err(DialError::Protocol(reason)) => Err(GreetError::NoNode(reason)),
+        Err(DialError::Protocol(reason) | DialError::Unfit(reason)) => Err(GreetError::NoNode(reason)),
     }
 }

@@ -16,7 +16,7 @@ pub struct ClientConfig {
     pub call_timeout: Duration,
     /// The time to open a connection, and again to exchange hellos. Default: 500 ms.
     pub connect_timeout: Duration,
-    /// Longest message sent or accepted, in bytes. Default: 4 MiB.
+    /// Longest message sent or accepted, in bytes. Default: 4 MiB; 512 to 16 MiB - 1.
     pub message_bytes_max: usize,
     /// Connections to each node. One multiplexed connection serves 1024 calls at once; more help
     /// only where a single TCP stream is the limit. Default: 1.

@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 use tokio::time::Instant;
 
 use crate::channel::Answer;
+use crate::client::Inner;
 use crate::decisions::attempt;
 use crate::snapshot::Usable;
 
@@ -38,23 +39,35 @@ pub(crate) struct Success {
 
 impl Success {
     #[inline]
-    pub(crate) fn into_result<R: DeserializeOwned>(self) -> Result<R, Error> {
+    pub(crate) fn into_result<R: DeserializeOwned>(self, client: &Inner) -> Result<R, Error> {
         match decode(&self.answer.body) {
             Ok(result) => {
                 give_body(self.answer.body);
                 Ok(result)
             }
-            Err(_) => Err(undecodable::<R>(&self.answer.body, self.usable.node.addr).with_attempts(self.attempts)),
+            Err(_) => Err(self.undecodable::<R>(client)),
         }
     }
 
-    pub(crate) fn into_reply(self) -> Result<Reply, Error> {
-        let node = self.usable.node.addr;
-        let result = decode(&self.answer.body).map_err(|_| undecodable::<Box<RawValue>>(&self.answer.body, node))?;
-        let mut attempts = self.attempts;
-        attempts.push(attempt(node, self.answer.received.saturating_duration_since(self.sent), "ok"));
+    pub(crate) fn into_reply(self, client: &Inner) -> Result<Reply, Error> {
+        let Ok(result) = decode(&self.answer.body) else { return Err(self.undecodable::<Box<RawValue>>(client)) };
         let elapsed = self.answer.received.saturating_duration_since(self.started);
-        Ok(Reply { result, node, elapsed, attempts })
+        Ok(Reply { result, node: self.usable.node.addr, elapsed, attempts: self.all_attempts() })
+    }
+
+    /// The error of a call whose result is of no use, which its attempts do not show.
+    #[cold]
+    fn undecodable<R: DeserializeOwned>(self, client: &Inner) -> Error {
+        let kind = misfit::<R>(&self.answer.body, self.usable.node.addr);
+        client.error(kind, self.all_attempts())
+    }
+
+    /// All attempts, the one that was answered last.
+    fn all_attempts(self) -> Vec<Attempt> {
+        let elapsed = self.answer.received.saturating_duration_since(self.sent);
+        let mut attempts = self.attempts;
+        attempts.push(attempt(self.usable.node.addr, elapsed, "ok"));
+        attempts
     }
 }
 
@@ -69,13 +82,13 @@ fn decode<R: DeserializeOwned>(body: &[u8]) -> serde_json::Result<R> {
 
 /// Says which part of a result does not fit the type that was asked for, or why nothing could.
 #[cold]
-fn undecodable<R: DeserializeOwned>(body: &[u8], node: SocketAddr) -> Error {
+fn misfit<R: DeserializeOwned>(body: &[u8], node: SocketAddr) -> ErrorKind {
     if exact_result(body).is_none() {
         let what = match std::str::from_utf8(body) {
             Ok(_) => "it is not JSON, or has both a result and an error",
             Err(_) => "it is not UTF-8",
         };
-        return ErrorKind::Decode { node, reason: format!("{NO_VALID_ANSWER}: {what}") }.into();
+        return ErrorKind::Decode { node, reason: format!("{NO_VALID_ANSWER}: {what}") };
     }
     let mut deserializer = serde_json::Deserializer::from_slice(body);
     let reason = match serde_path_to_error::deserialize::<_, R>(&mut deserializer) {
@@ -85,7 +98,7 @@ fn undecodable<R: DeserializeOwned>(body: &[u8], node: SocketAddr) -> Error {
         },
         Ok(_) => "more follows the value".to_owned(),
     };
-    ErrorKind::Decode { node, reason }.into()
+    ErrorKind::Decode { node, reason }
 }
 
 #[cfg(test)]
@@ -94,7 +107,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_told_from_what_is_no_answer() {
-        let reason = |body: &[u8]| undecodable::<u64>(body, ([127, 0, 0, 1], 1).into()).to_string();
+        let reason = |body: &[u8]| misfit::<u64>(body, ([127, 0, 0, 1], 1).into()).to_string();
         assert!(reason(b"\"tea\"").contains("expected u64"), "{}", reason(b"\"tea\""));
         for body in [&b"\"\xff\""[..], b"[1", b"1,\"error\":{\"code\":7,\"message\":\"no\"}"] {
             assert!(reason(body).contains(NO_VALID_ANSWER), "{}", reason(body));

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::{Error, ErrorKind};
+
 /// Version spoken in `rpc.hello`. A peer that speaks another major version is refused.
 pub const PROTOCOL_VERSION: u32 = 1;
 
@@ -14,6 +16,11 @@ pub const MESSAGE_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// Upper bound of every configured message limit: the first length byte stays 0.
 pub const MESSAGE_BYTES_CEILING: usize = 16 * 1024 * 1024 - 1;
+
+/// Lower bound of every message limit: hello with an incarnation, its answer, and each error of the
+/// protocol's own with its data and a load report take up to about 450 bytes. A node that names a lower one in
+/// its answer to hello is not used.
+pub const MESSAGE_BYTES_FLOOR: usize = 512;
 
 /// Calls that may wait on one connection. Slots are numbered below it, so it is also the factor
 /// by which our client's ids count up (`sequence * 1024 + slot`).
@@ -65,6 +72,20 @@ pub struct ErrorCode {
     pub started: bool,
     /// Whether another attempt, on another node, can help.
     pub retry: bool,
+}
+
+/// Whether messages can be limited to so many bytes.
+///
+/// # Errors
+/// [`ErrorKind::Config`] if it is outside of [`MESSAGE_BYTES_FLOOR`] to [`MESSAGE_BYTES_CEILING`].
+pub fn check_message_limit(bytes: usize) -> Result<(), Error> {
+    if (MESSAGE_BYTES_FLOOR..=MESSAGE_BYTES_CEILING).contains(&bytes) {
+        return Ok(());
+    }
+    let reason = format!(
+        "message_bytes_max must be {MESSAGE_BYTES_FLOOR}, which the protocol's own messages take, to {MESSAGE_BYTES_CEILING}, not {bytes}"
+    );
+    Err(ErrorKind::Config(reason).into())
 }
 
 macro_rules! error_codes {

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use rpc_core::protocol::MESSAGE_BYTES_MAX;
+use rpc_core::protocol::{MESSAGE_BYTES_MAX, check_message_limit};
+use rpc_core::{Error, ErrorKind};
 
 use crate::access::Access;
 use crate::admission::ConcurrencyLimit;
@@ -19,12 +20,12 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 /// Limits and times of a server.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Longest message accepted or sent, in bytes. Default: 4 MiB; at most 16 MiB - 1.
+    /// Longest message accepted or sent, in bytes. Default: 4 MiB; 512 to 16 MiB - 1.
     pub message_bytes_max: usize,
     /// How long calls may go on after the server was told to stop. Default: 15 s.
     pub drain_timeout: Duration,
     /// Connections beyond this are told so (an `overloaded` error with the id `null`) and closed: a
-    /// connection left unaccepted would have its peer wait for nothing. Default: 65 536. Where the
+    /// connection left unaccepted would have its peer wait for nothing. Default: 65 536; at least 1. Where the
     /// system tells how many files the process may have open (Linux), no more than 64 fewer than
     /// that, as it is when serving begins.
     pub connections_max: usize,
@@ -54,6 +55,18 @@ pub struct ServerConfig {
     /// Connections are encrypted, and others refused. Default: not.
     #[cfg(feature = "tls")]
     pub tls: Option<rpc_core::tls::ServerTls>,
+}
+
+impl ServerConfig {
+    /// Refuses what no call could be served with.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        check_message_limit(self.message_bytes_max)?;
+        if self.connections_max == 0 {
+            let reason = "connections_max is 0, so that nobody could connect: it must be at least 1";
+            return Err(ErrorKind::Config(reason.into()).into());
+        }
+        Ok(())
+    }
 }
 
 impl Default for ServerConfig {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rpc_core::RpcError;
-use rpc_core::protocol::code;
+use rpc_core::protocol::{RESERVED_PREFIX, code};
 
 use crate::Method;
 
@@ -39,6 +39,17 @@ impl Router {
     /// The methods, sorted by name.
     pub(crate) fn sorted(&self) -> impl Iterator<Item = &Method> {
         self.methods.iter().map(AsRef::as_ref)
+    }
+
+    /// Why one of the methods could never be called, if there is such a one.
+    pub(crate) fn uncallable(&self) -> Option<String> {
+        self.sorted().find_map(|method| match method.name.as_str() {
+            "" => Some("a method was added with the empty name: give it one".to_owned()),
+            name if name.starts_with(RESERVED_PREFIX) => Some(format!(
+                "the method `{name}` could not be called: names that begin with `{RESERVED_PREFIX}` belong to the protocol"
+            )),
+            _ => None,
+        })
     }
 
     /// The error for a method that does not exist, with the nearest one that does.

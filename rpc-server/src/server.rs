@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rpc_core::load::{CONCURRENCY_PER_PERMIT, method_hash};
-use rpc_core::protocol::{self, MESSAGE_BYTES_CEILING, code};
+use rpc_core::protocol::{self, code};
 use rpc_core::registry::{Registration, RegistrationStatus, Registry, RegistryUrl, Target};
 use rpc_core::reloaded::LOOK_EVERY;
 use rpc_core::wire::{LoadText, Request};
@@ -60,7 +60,8 @@ enum RegistryChoice {
 
 impl ServerBuilder {
     /// Adds a method from an async function of its params; see [`Method::new`]. A method of the
-    /// same name is replaced.
+    /// same name is replaced. The empty name and names that begin with `rpc.`, which belong to the protocol, are
+    /// refused by [`ServerBuilder::bind`].
     pub fn method<P, F, Fut, R, E>(self, name: impl Into<String>, function: F) -> Self
     where
         P: serde::de::DeserializeOwned + Send + 'static,
@@ -72,7 +73,7 @@ impl ServerBuilder {
         self.with(Method::new(name, function))
     }
 
-    /// Adds a method. One of the same name is replaced.
+    /// Adds a method. One of the same name is replaced; for names that are refused see [`ServerBuilder::method`].
     pub fn with(mut self, method: Method) -> Self {
         self.router.add(method);
         self
@@ -117,14 +118,15 @@ impl ServerBuilder {
     /// [`Server::serve`] is called, so call it at once.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] if the address cannot be bound or would be no use to clients, or the
-    /// registry URL has an option that does not exist.
+    /// [`ErrorKind::Config`] if the address cannot be bound or would be no use to clients, the
+    /// registry URL has an option that does not exist, a method has a name by which it could not be
+    /// called, or a limit is one that nothing works with.
     pub async fn bind(self, addr: impl tokio::net::ToSocketAddrs) -> Result<Server, Error> {
-        let addr = resolve(addr).await?;
-        let limit = self.config.message_bytes_max;
-        if limit == 0 || limit > MESSAGE_BYTES_CEILING {
-            return Err(config(format!("message_bytes_max must be 1 to {MESSAGE_BYTES_CEILING}, not {limit}")));
+        if let Some(reason) = self.router.uncallable() {
+            return Err(config(reason));
         }
+        self.config.check()?;
+        let addr = resolve(addr).await?;
         let listener = net::bind(addr).map_err(|e| config(format!("cannot listen on {addr}: {e}")))?;
         let bound = listener.local_addr().map_err(|e| config(format!("cannot listen on {addr}: {e}")))?;
         let registry = match self.registry {

@@ -108,7 +108,7 @@ async fn a_node_that_comes_later_is_tried_and_does_not_take_the_whole_stream() {
 
 /// A client that was told by the registry what others measured.
 async fn told(registry: &Arc<Puppet>, name: &str) -> Client {
-    let client = Client::builder().policy(policy(name).unwrap()).connect_to(registry.clone());
+    let client = Client::builder().policy(policy(name).unwrap()).connect_to(registry.clone()).unwrap();
     connected(&client, 2).await;
     client
 }

@@ -300,6 +300,12 @@ async fn a_result_of_another_type_names_the_member() {
         }
         other => panic!("{other:?}"),
     }
+    let detailed = client.call_with::<_, u64>("echo", &["tea"], &Default::default()).await.unwrap_err();
+    for error in [error, detailed] {
+        let [attempt] = error.attempts() else { panic!("{error:?}") };
+        assert_eq!((attempt.node, attempt.outcome.as_str()), (node.addr, "ok"));
+        assert_eq!(error.registry().map(|registry| (registry.listed, registry.usable)), Some((1, 1)), "{error:?}");
+    }
     assert_eq!(client.call::<_, Vec<u8>>("echo", &[7]).await.unwrap(), [7]);
 }
 
@@ -321,7 +327,7 @@ async fn params_that_are_no_list_or_object_are_refused_before_sending() {
 async fn a_call_before_the_first_list_waits_for_it() {
     let node = Node::start(Server::builder().method("add", add)).await;
     let registry = Puppet::new();
-    let client = Client::builder().connect_to(registry.clone());
+    let client = Client::builder().connect_to(registry.clone()).unwrap();
     let call = tokio::spawn({
         let client = client.clone();
         async move { client.call::<_, i64>("add", &(1, 2)).await }

@@ -35,7 +35,7 @@ async fn client_of(members: Vec<Member>, name: &str, count: usize) -> Client {
     let registry = Puppet::new();
     registry.list(members);
     let config = ClientConfig { call_timeout: SOON, ..ClientConfig::default() };
-    let client = Client::builder().config(config).policy(policy(name).unwrap()).connect_to(registry);
+    let client = Client::builder().config(config).policy(policy(name).unwrap()).connect_to(registry).unwrap();
     let is = |n: &rpc_client::NodeStatus| n.connection == ConnectionState::Connected;
     nodes_are(&client, "connected", |nodes| nodes.iter().filter(|n| is(n)).count() == count).await;
     client
@@ -165,7 +165,7 @@ async fn that_there_was_no_node_is_recorded_too() {
     let (dead, _held) = dead_address();
     let registry = Puppet::new();
     registry.list([entry_of(dead, "")]);
-    let client = Client::builder().connect_to(registry);
+    let client = Client::builder().connect_to(registry).unwrap();
     nodes_are(&client, "refused", |nodes| nodes.iter().any(|n| n.trouble.is_some())).await;
     let options = CallOptions::new().timeout(Duration::from_millis(100)).explain();
     client.call_with::<_, ()>("work", &(), &options).await.unwrap_err();

@@ -173,7 +173,7 @@ async fn entries_that_cannot_be_read_are_shown_and_harm_nobody() {
     malformed.malformed = Some("it is no JSON".into());
     let registry = Puppet::new();
     registry.list([entry(&node), malformed]);
-    let client = Client::builder().connect_to(registry.clone());
+    let client = Client::builder().connect_to(registry.clone()).unwrap();
     nodes_are(&client, "both listed", |n| n.len() == 2 && n.iter().any(|n| n.connected)).await;
     let shown = client.nodes().into_iter().find(|n| n.node == dead).unwrap();
     assert_eq!(shown.state, "malformed");
@@ -255,7 +255,7 @@ async fn an_unreachable_ensemble_fails_calls_at_their_deadline_and_says_which() 
 async fn the_list_is_shown_with_its_age_and_the_state_of_each_connection() {
     let registry = Puppet::new();
     let node = Node::start(named("a")).await;
-    let client = Client::builder().connect_to(registry.clone());
+    let client = Client::builder().connect_to(registry.clone()).unwrap();
     assert_eq!(client.registry_state().list_age_ms, None);
     registry.list([entry(&node)]);
     connected(&client, 1).await;

@@ -71,7 +71,7 @@ impl Policy for Prefer {
 /// A client of a hand-made list that prefers `first`.
 async fn client_of(registry: &Arc<Puppet>, first: SocketAddr, count: usize) -> Client {
     let config = ClientConfig { call_timeout: SOON, ..ClientConfig::default() };
-    let client = Client::builder().config(config).policy(Box::new(Prefer(first))).connect_to(registry.clone());
+    let client = Client::builder().config(config).policy(Box::new(Prefer(first))).connect_to(registry.clone()).unwrap();
     connected(&client, count).await;
     client
 }
@@ -219,7 +219,7 @@ async fn only_the_listed_incarnation_is_called_while_the_list_is_up_to_date() {
     let node = Node::start(worker("a", &ledger)).await;
     let registry = Puppet::new();
     registry.list([entry_of(node.addr, "an earlier one")]);
-    let client = Client::builder().connect_to(registry.clone());
+    let client = Client::builder().connect_to(registry.clone()).unwrap();
     nodes_are(&client, "refused", |n| {
         n.first().and_then(|n| n.trouble.as_deref()).is_some_and(|t| t.contains("another instance"))
     })
@@ -245,7 +245,7 @@ async fn only_the_listed_incarnation_is_called_from_the_first_list_on() {
     let registry = Puppet::new();
     registry.list([entry_of(node.addr, "an earlier one")]);
     registry.health(Health::Connecting { trouble: None });
-    let client = Client::builder().connect_to(registry.clone());
+    let client = Client::builder().connect_to(registry.clone()).unwrap();
     nodes_are(&client, "tried", |n| n.first().is_some_and(|n| n.connected || n.trouble.is_some())).await;
     let limit = CallOptions::new().timeout(Duration::from_millis(300));
     client.call_with::<_, String>("work", &(1, 0), &limit).await.unwrap_err();
@@ -417,7 +417,8 @@ async fn when_all_nodes_fall_silent_for_a_while_no_call_fails() {
     let registry = Puppet::new();
     registry.list([entry(&a), entry(&b)]);
     let config = ClientConfig { call_timeout: SOON, ..ClientConfig::default() };
-    let client = Client::builder().config(config).policy(policy("round_robin").unwrap()).connect_to(registry.clone());
+    let client =
+        Client::builder().config(config).policy(policy("round_robin").unwrap()).connect_to(registry.clone()).unwrap();
     connected(&client, 2).await;
     link_a.stall();
     link_b.stall();

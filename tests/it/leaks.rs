@@ -102,7 +102,7 @@ async fn an_idle_connection_that_leads_nowhere_is_given_up_within_25_s() {
     let serving = tokio::spawn(server.serve(pending()));
     let registry = Puppet::new();
     registry.list([entry_of(link.addr, &incarnation)]);
-    let client = Client::builder().connect_to(registry);
+    let client = Client::builder().connect_to(registry).unwrap();
     connected(&client, 1).await;
     assert_eq!(client.call::<_, u64>("echo", &(7,)).await.unwrap(), 7);
     link.stall();

@@ -16,6 +16,7 @@ mod failover;
 mod few_files;
 mod flood;
 mod leaks;
+mod limits;
 mod overload;
 mod protocol;
 mod readme;

@@ -318,6 +318,7 @@ async fn our_client_calls_any_json_rpc_server() {
         let raw = client.call_detailed(method, &(), &Default::default()).await.unwrap_err();
         for error in [typed, raw] {
             assert!(matches!(error.kind(), ErrorKind::Decode { .. }), "{error}");
+            assert!(error.attempts().len() == 1 && error.registry().is_some(), "{error:?}");
             assert!(error.to_string().contains("no valid answer") && !error.hint().contains("the type"), "{error:?}");
         }
     }
@@ -351,6 +352,7 @@ fn the_tables_hold_every_code_limit_method_and_feature() {
         ("LENGTH_BYTES", protocol::LENGTH_BYTES.to_string()),
         ("MESSAGE_BYTES_MAX", protocol::MESSAGE_BYTES_MAX.to_string()),
         ("MESSAGE_BYTES_CEILING", protocol::MESSAGE_BYTES_CEILING.to_string()),
+        ("MESSAGE_BYTES_FLOOR", protocol::MESSAGE_BYTES_FLOOR.to_string()),
         ("IN_FLIGHT_MAX", protocol::IN_FLIGHT_MAX.to_string()),
         ("BATCH_MAX", protocol::BATCH_MAX.to_string()),
         ("CALL_TIMEOUT", format!("{} ms", protocol::CALL_TIMEOUT.as_millis())),

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use rpc_core::protocol::{self, PROTOCOL_VERSION, code, feature};
+use rpc_core::protocol::{self, MESSAGE_BYTES_FLOOR, PROTOCOL_VERSION, code, feature};
 use rpc_core::secret::Token;
 use rpc_core::wire::{Frame, FrameBuffer, Incoming, Response, parse, put_request};
 use rpc_core::{RpcError, net};
@@ -29,6 +29,9 @@ pub(crate) enum DialError {
     /// Whoever listens there is not the node that was meant.
     #[error("{}", .0.message)]
     Refused(RpcError),
+    /// A node with which no call could succeed, by what it says of itself.
+    #[error("{0}")]
+    Unfit(String),
     /// What came back is no answer to hello.
     #[error("no hello: {0}")]
     Protocol(String),
@@ -36,6 +39,9 @@ pub(crate) enum DialError {
 
 #[derive(Debug, Deserialize)]
 struct Welcome {
+    /// Another server than ours may leave it out; one that names another version means it.
+    #[serde(default)]
+    version: Option<u64>,
     #[serde(default)]
     incarnation: String,
     #[serde(default)]
@@ -158,6 +164,7 @@ fn peer(answer: Result<Vec<u8>, Vec<u8>>, limit: usize) -> Result<Peer, DialErro
     };
     let welcome: Welcome =
         serde_json::from_slice(&text).map_err(|e| DialError::Protocol(format!("a malformed answer: {e}")))?;
+    fit(&welcome)?;
     Ok(Peer {
         incarnation: welcome.incarnation,
         pings: welcome.features.iter().any(|f| f == feature::PING),
@@ -165,6 +172,21 @@ fn peer(answer: Result<Vec<u8>, Vec<u8>>, limit: usize) -> Result<Peer, DialErro
         idempotent: welcome.idempotent,
         message_bytes_max: welcome.message_bytes_max.unwrap_or(limit).min(limit),
     })
+}
+
+/// Refuses a node that would misunderstand calls, or take none.
+fn fit(welcome: &Welcome) -> Result<(), DialError> {
+    if let Some(version) = welcome.version.filter(|version| *version != u64::from(PROTOCOL_VERSION)) {
+        let message = format!("the node speaks version {version}, this client {PROTOCOL_VERSION}");
+        let error = RpcError::new(code::INCOMPATIBLE_VERSION, message).with_data(&json!({ "version": version }));
+        return Err(DialError::Refused(error));
+    }
+    match welcome.message_bytes_max {
+        Some(limit) if limit < MESSAGE_BYTES_FLOOR => Err(DialError::Unfit(format!(
+            "the node takes messages of up to {limit} bytes, the protocol's own need {MESSAGE_BYTES_FLOOR}"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

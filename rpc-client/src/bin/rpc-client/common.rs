@@ -118,7 +118,7 @@ impl Common {
             config.expiry = None;
         }
         let policy = balance::policy(&self.policy).expect("clap has checked the name");
-        Ok(Client::builder().config(config).policy(policy).connect_to(registry))
+        Client::builder().config(config).policy(policy).connect_to(registry)
     }
 
     /// Opens the registry and connects with all that is in it.
