@@ -1,7 +1,9 @@
 //! Values read from files that may be replaced while the program runs: certificates and tokens.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -13,6 +15,32 @@ use crate::{Error, ErrorKind};
 /// How often the files are looked at, at most. Whoever replaces a certificate does so days before
 /// the old one ends; whoever takes back a token should not have to wait.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Longest file with a token, rules or certificates: far more than any has, and little enough to hold.
+const FILE_BYTES_MAX: u64 = 4 * 1024 * 1024;
+
+/// Reads a whole file, if it is no longer than such files are.
+///
+/// # Errors
+/// Why it cannot be read, or that it is longer; the file is named.
+pub fn read(path: &Path) -> Result<Vec<u8>, String> {
+    let why = |e: std::io::Error| format!("cannot read {}: {e}", path.display());
+    let mut bytes = Vec::new();
+    File::open(path).map_err(why)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(why)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(format!("cannot read {}: it is longer than {FILE_BYTES_MAX} bytes", path.display()));
+    }
+    Ok(bytes)
+}
+
+/// The same of a file that holds text.
+///
+/// # Errors
+/// As [`read`], or that it is no text.
+pub fn read_text(path: &Path) -> Result<String, String> {
+    // The bytes are not shown: they may be a secret.
+    String::from_utf8(read(path)?).map_err(|_| format!("cannot read {}: it is not UTF-8", path.display()))
+}
 
 /// A value read from files, and read again once they have changed. A value that cannot be read is
 /// refused with a warning, and the one before it stays. The files are looked at only when

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use crate::reloaded::Reloaded;
+use crate::reloaded::{self, Reloaded};
 use crate::{Error, ErrorKind};
 
 /// Shortest token. What a program makes is longer; what a person thinks of can be guessed.
@@ -33,8 +33,7 @@ impl Secret {
     /// # Errors
     /// Why it cannot be read.
     pub fn read(path: &Path) -> Result<Self, String> {
-        let text = std::fs::read_to_string(path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
-        Ok(Self(text.trim().to_owned()))
+        Ok(Self(reloaded::read_text(path)?.trim().to_owned()))
     }
 
     /// Reads a file that holds a token and nothing else.

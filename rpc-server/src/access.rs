@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use rpc_core::protocol::{self, code};
-use rpc_core::reloaded::Reloaded;
+use rpc_core::reloaded::{self, Reloaded};
 use rpc_core::secret::{Secret, TOKEN_BYTES_MIN};
 use rpc_core::{Error, ErrorKind, RpcError};
 use serde::Deserialize;
@@ -89,7 +89,7 @@ impl Access {
     pub fn file(path: PathBuf) -> Result<Self, Error> {
         let file = path.clone();
         let load = move || {
-            let text = std::fs::read_to_string(&file).map_err(|e| format!("cannot read {}: {e}", file.display()))?;
+            let text = reloaded::read_text(&file)?;
             Rules::parse(&text).map_err(|reason| format!("{}: {reason}", file.display()))
         };
         Ok(Self(Arc::new(Reloaded::new("access file", vec![path], load)?)))

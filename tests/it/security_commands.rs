@@ -148,3 +148,32 @@ async fn a_server_that_others_can_reach_warns_until_it_is_secured() {
         assert_eq!(log.contains("NOT ENCRYPTED"), plain, "{arguments:?}: {log}");
     }
 }
+
+#[tokio::test]
+async fn files_without_an_end_are_read_to_a_limit_only() {
+    let authority = Authority::new();
+    let key = authority.issue("node", &["127.0.0.1"]).key;
+    let server = ["--port", "0", "--registry", "none"];
+    for options in [
+        &["--token-file", "/dev/zero"][..],
+        &["--access-file", "/dev/zero"],
+        &["--tls-cert", "/dev/zero", "--tls-key", text(&key)],
+    ] {
+        let seen = start("rpc-server", &[&server[..], options].concat(), &[]).finished(SOON).await;
+        let output = seen.stderr.join("\n");
+        assert_eq!(seen.exit, Some(Exit::Code(3)), "{output}");
+        assert!(output.contains("cannot read /dev/zero: it is longer than 4194304 bytes"), "{output}");
+    }
+    let call = ["call", "echo", "--registry", "static:127.0.0.1:1"];
+    let (code, output) = client(&[&call[..], &["--token-file", "/dev/zero"]].concat(), &[]).await;
+    assert!(code == 3 && output.contains("it is longer than 4194304 bytes"), "{code}: {output}");
+    let (code, output) = client(&[&call[..], &["@/dev/zero"]].concat(), &[]).await;
+    assert!(code == 2 && output.contains("it has more than the 16777215 bytes"), "{code}: {output}");
+    let mut endless = Command::new("bash");
+    let path = binaries::path("rpc-client");
+    endless.args(["-c", "exec \"$@\" - </dev/zero", "bash"]).arg(path).args(call).env_remove("RPC_REGISTRY");
+    let seen = Process::start(endless).finished(SOON).await;
+    let output = seen.stderr.join("\n");
+    assert_eq!(seen.exit, Some(Exit::Code(2)), "{output}");
+    assert!(output.contains("standard input: it has more than the 16777215 bytes"), "{output}");
+}

@@ -7,12 +7,14 @@ use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
+use crate::reloaded;
+
 /// A certificate with those that lead to its authority, and its key.
 pub(super) type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
 /// Reads a file; the reason names it.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {
-    std::fs::read(path).map_err(|e| format!("cannot read {}: {e}", path.display()))
+    reloaded::read(path)
 }
 
 pub(super) fn identity(cert: &[u8], key: &[u8]) -> Result<Identity, String> {

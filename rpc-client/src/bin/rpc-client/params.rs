@@ -1,7 +1,9 @@
 //! Params from the command line, a file or standard input.
 
-use std::io::Read;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
 
+use rpc_core::protocol::MESSAGE_BYTES_CEILING;
 use serde_json::value::RawValue;
 
 use crate::failure::Failure;
@@ -17,14 +19,13 @@ pub(crate) fn read(argument: Option<&str>) -> Result<Box<RawValue>, Failure> {
     let (text, from) = match argument {
         None => ("null".to_owned(), String::new()),
         Some("-") => {
-            let mut text = String::new();
-            let read = std::io::stdin().read_to_string(&mut text);
-            read.map_err(|e| Failure::usage(format!("cannot read standard input: {e}"), RULE))?;
+            let text = whole(std::io::stdin())
+                .map_err(|e| Failure::usage(format!("cannot read standard input: {e}"), RULE))?;
             (text, " from standard input".into())
         }
         Some(argument) => match argument.strip_prefix('@') {
             Some(file) => {
-                let text = std::fs::read_to_string(file).map_err(|e| {
+                let text = File::open(file).and_then(whole).map_err(|e| {
                     Failure::usage(format!("cannot read `{file}`: {e}"), "@FILE names a file with JSON")
                 })?;
                 (text, format!(" in `{file}`"))
@@ -33,6 +34,17 @@ pub(crate) fn read(argument: Option<&str>) -> Result<Box<RawValue>, Failure> {
         },
     };
     parse(&text).map_err(|reason| Failure::usage(format!("the params{from} {reason}"), RULE))
+}
+
+/// All that `input` has, unless that is more than any message can carry.
+fn whole(input: impl Read) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    input.take(MESSAGE_BYTES_CEILING as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > MESSAGE_BYTES_CEILING {
+        let reason = format!("it has more than the {MESSAGE_BYTES_CEILING} bytes of the longest message");
+        return Err(io::Error::new(ErrorKind::FileTooLarge, reason));
+    }
+    String::from_utf8(bytes).map_err(|_| io::Error::new(ErrorKind::InvalidData, "it is not UTF-8"))
 }
 
 fn parse(text: &str) -> Result<Box<RawValue>, String> {

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use futures_util::StreamExt;
 use rpc_client::{ClientConfig, certificate};
 use rpc_core::registry::Members;
+use rpc_core::reloaded;
 use x509_parser::parse_x509_certificate;
 use x509_parser::pem::Pem;
 
@@ -23,7 +24,7 @@ const CHECK: &str = "expiry";
 pub(super) fn files(common: &Common) -> Vec<Finding> {
     let now = today();
     let of = |(option, path): (&'static str, &Path)| {
-        let text = std::fs::read(path).ok()?;
+        let text = reloaded::read(path).ok()?;
         // Of several the first to end; what cannot be read at all was told when it was to be used.
         let ends = Pem::iter_from_buffer(&text).filter_map(|block| end(&block.ok()?.contents)).min()?;
         let mend = format!("replace {} with a renewed one; what runs takes it without a restart", path.display());
