@@ -52,6 +52,11 @@ impl Outside for LocalOutside {
         fs::remove_file(self.0.path().join(name)).unwrap();
         Box::pin(std::future::ready(()))
     }
+
+    fn overwrite(&self, name: &str, payload: &[u8]) -> BoxFuture<'_, ()> {
+        fs::write(self.0.path().join(name), payload).unwrap();
+        Box::pin(std::future::ready(()))
+    }
 }
 
 fn registry(url: &str) -> Arc<dyn Registry> {
@@ -80,6 +85,13 @@ async fn healthy(registry: &dyn Registry, good: impl Fn(&Health) -> bool) -> Hea
     let mut health = registry.health();
     let found = tokio::time::timeout(SOON, health.wait_for(|health| good(health))).await;
     found.expect("in time").unwrap().clone()
+}
+
+/// Moves whatever it is to where an entry is, which may come back meanwhile.
+fn take_place(obstruction: &Path, entry: &Path) {
+    while fs::rename(obstruction, entry).is_err() {
+        let _ = fs::remove_file(entry);
+    }
 }
 
 /// Starts the helper process.
@@ -254,6 +266,61 @@ async fn a_lease_whose_file_was_deleted_writes_nothing() {
         }
     });
     anew.await.expect("it leads again");
+}
+
+/// A pipe that nobody writes into must not be waited for, and what a link leads to is not ours.
+#[tokio::test]
+async fn whatever_takes_the_place_of_an_entry_is_replaced() {
+    let dir = TempDir::new().unwrap();
+    let (server, client) = (local(dir.path()), local(dir.path()));
+    let record = NodeRecord::new();
+    let _registration = server.register(addr(1), record.clone());
+    let ours = |members: &Members| members.nodes.get(&addr(1)).is_some_and(|member| member.record.id == record.id);
+    listed(&*client, ours).await;
+    let (entry, elsewhere) = (dir.path().join("127.0.0.1:1"), dir.path().join(".elsewhere"));
+    fs::write(&elsewhere, record.to_json()).unwrap();
+    let pipe = |at: &Path| assert!(Command::new("mkfifo").arg(at).status().unwrap().success());
+    let link = |at: &Path| std::os::unix::fs::symlink(&elsewhere, at).unwrap();
+    let directory = |at: &Path| fs::create_dir(at).unwrap();
+    for obstacle in [&directory as &dyn Fn(&Path), &link, &pipe] {
+        let obstruction = dir.path().join(".obstruction");
+        obstacle(&obstruction);
+        take_place(&obstruction, &entry);
+        let replaced = async {
+            while !fs::symlink_metadata(&entry).is_ok_and(|there| there.is_file()) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(SOON, replaced).await.expect("the entry comes back");
+        listed(&*client, ours).await;
+    }
+    assert_eq!(fs::read(&elsewhere).unwrap(), record.to_json());
+}
+
+#[tokio::test]
+async fn a_directory_with_something_in_it_in_place_of_an_entry_is_not_removed() {
+    let dir = TempDir::new().unwrap();
+    let (server, client) = (local(dir.path()), local(dir.path()));
+    let entry = dir.path().join("127.0.0.1:1");
+    fs::create_dir(&entry).unwrap();
+    fs::write(entry.join("precious"), "").unwrap();
+    let registration = server.register(addr(1), NodeRecord::new());
+    let in_the_way = |status: &RegistrationStatus| matches!(status, RegistrationStatus::Pending { trouble: Some(trouble) } if trouble.contains("127.0.0.1:1"));
+    tokio::time::timeout(SOON, registration.status().wait_for(in_the_way)).await.unwrap().unwrap();
+    fs::remove_file(entry.join("precious")).unwrap();
+    listed(&*client, |members| members.nodes.len() == 1).await;
+
+    // The same to a server that was announced before.
+    let occupied = dir.path().join(".occupied");
+    fs::create_dir(&occupied).unwrap();
+    fs::write(occupied.join("precious"), "").unwrap();
+    take_place(&occupied, &entry);
+    tokio::time::timeout(SOON, registration.status().wait_for(in_the_way)).await.unwrap().unwrap();
+    assert!(entry.join("precious").exists());
+    fs::remove_file(entry.join("precious")).unwrap();
+    let registered = |status: &RegistrationStatus| *status == RegistrationStatus::Registered;
+    tokio::time::timeout(SOON, registration.status().wait_for(registered)).await.unwrap().unwrap();
+    listed(&*client, |members| members.nodes.len() == 1).await;
 }
 
 #[tokio::test]

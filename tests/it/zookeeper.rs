@@ -56,6 +56,13 @@ impl Outside for Another {
         let path = format!("/ns/{name}");
         Box::pin(async move { self.client.delete(&path, None).await.unwrap() })
     }
+
+    fn overwrite(&self, name: &str, payload: &[u8]) -> BoxFuture<'_, ()> {
+        let (path, payload) = (format!("/ns/{name}"), payload.to_vec());
+        Box::pin(async move {
+            self.client.set_data(&path, &payload, None).await.unwrap();
+        })
+    }
 }
 
 impl Drop for Planted {

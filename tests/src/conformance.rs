@@ -34,6 +34,9 @@ pub trait Outside: Send + Sync {
 
     /// Deletes the entry of this name.
     fn erase(&self, name: &str) -> BoxFuture<'_, ()>;
+
+    /// Writes over the entry of this name, whoever owns it.
+    fn overwrite(&self, name: &str, payload: &[u8]) -> BoxFuture<'_, ()>;
 }
 
 /// Makes a module `$module` with one test for each case; `$subject` is the path of an async
@@ -72,6 +75,7 @@ macro_rules! registry_outside_conformance {
             a_malformed_payload_is_listed_as_such
             a_name_that_is_no_address_is_listed_as_such
             an_entry_deleted_from_outside_comes_back
+            an_entry_overwritten_from_outside_is_put_right
         }
     };
 }
@@ -518,6 +522,31 @@ pub async fn an_entry_deleted_from_outside_comes_back(subject: &Subject) {
     subject.outside().erase(&addr(1).to_string()).await;
     let after = subject.entry("the entry", &*client, addr(1), |member| member.version != before.version).await;
     assert_eq!(after.record, before.record);
+    assert!(registration.withdraw(subject.patience).await);
+    subject.gone(&*client, addr(1)).await;
+}
+
+/// A server that lives is announced as itself, whatever others write over its entry; what its
+/// clients wrote there is theirs.
+pub async fn an_entry_overwritten_from_outside_is_put_right(subject: &Subject) {
+    let (server, client) = (subject.open(), subject.open());
+    let (ours, name) = (record(), addr(1).to_string());
+    let registration = subject.register(&*server, addr(1), &ours).await;
+    assert!(registration.set_state(NodeState::Draining, subject.patience).await);
+    for spoiled in [b"trash".to_vec(), Vec::new(), b"{}".to_vec(), NodeRecord::new().to_json()] {
+        let before = subject.read(&*client, addr(1)).await;
+        subject.outside().overwrite(&name, &spoiled).await;
+        let put_right = |member: &Member| member.record.id == ours.id && member.version != before.version;
+        let after = subject.entry("our entry", &*client, addr(1), put_right).await;
+        assert_eq!((&after.malformed, after.record.state), (&None, NodeState::Draining));
+        assert_eq!(after.record.unknown["zone"]["rack"], 7);
+    }
+    let measured = NodeRecord { state: NodeState::Draining, ..ours.with_response_time(77) };
+    let member = subject.read(&*client, addr(1)).await;
+    client.update(addr(1), member.version, measured.clone()).await.expect("nobody else writes");
+    assert!(registration.set_state(NodeState::Up, subject.patience).await);
+    let kept = NodeRecord { state: NodeState::Up, ..measured };
+    assert_eq!(subject.read(&*client, addr(1)).await.record, kept);
     assert!(registration.withdraw(subject.patience).await);
     subject.gone(&*client, addr(1)).await;
 }

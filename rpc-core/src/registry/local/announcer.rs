@@ -7,10 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::blocking;
 use super::directory::{Directory, is_at, is_permanent};
+use super::entry::Entry;
 use super::writer::{Announced, Writer};
 use crate::NodeRecord;
 use crate::registry::registration::answer;
@@ -23,6 +25,9 @@ const DOUBT_INTERVAL: Duration = Duration::from_millis(5);
 
 /// An entry is looked after this often even without events; trouble and conflicts are tried again.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Something that spoils an entry again and again is told of this often.
+const DAMAGE_TOLD_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Keeps a node announced: whatever happened, the directory is made to say what it should.
 pub(super) struct Announcer {
@@ -41,8 +46,9 @@ impl Announcer {
         let mut unanswered: Vec<oneshot::Sender<()>> = Vec::new();
         let mut conflicts = 0;
         let mut was_announced = false;
+        let mut damage = Damage::default();
         let withdrawn = loop {
-            let outcome = self.announce(&mut lock, !unanswered.is_empty()).await;
+            let outcome = self.announce(&mut lock, &mut damage).await;
             conflicts = if matches!(outcome, Ok(false)) { conflicts + 1 } else { 0 };
             let announced = matches!(outcome, Ok(true));
             was_announced |= announced;
@@ -72,8 +78,8 @@ impl Announcer {
                     None => break None,
                 },
                 () = stop.cancelled() => break None,
-                // Deleted from outside, or free at last.
-                () = not_listed(&mut self.members, self.addr) => {}
+                // Deleted or overwritten from outside, or free at last.
+                () = not_listed(&mut self.members, self.addr, &self.record.id) => {}
                 () = tokio::time::sleep(pause) => {}
             }
         };
@@ -82,15 +88,15 @@ impl Announcer {
         withdrawn.into_iter().for_each(answer);
     }
 
-    /// Makes the entry if it is missing, and writes the state if that is new. Whether the entry is
-    /// ours then.
-    async fn announce(&self, lock: &mut Option<Arc<File>>, is_new_state: bool) -> io::Result<bool> {
+    /// Makes the entry if it is missing or not ours, and writes the state if that is new. Whether
+    /// the entry is ours then. Whoever holds the lock is the one process that the address belongs to,
+    /// so that two of them never write in turn.
+    async fn announce(&self, lock: &mut Option<Arc<File>>, damage: &mut Damage) -> io::Result<bool> {
         let (dir, addr, record, held) = (self.dir.clone(), self.addr, self.record.clone(), lock.clone());
         let announced = blocking(move || {
             if let Some(held) = held.as_deref()
-                && !is_new_state
                 && is_at(held, &dir.lock(addr))?
-                && dir.node(addr).exists()
+                && matches!(Entry::look(&dir.node(addr), &record)?, Entry::Own(there) if there.state == record.state)
             {
                 return Ok(Announced::Again);
             }
@@ -99,10 +105,17 @@ impl Announcer {
         });
         Ok(match announced.await? {
             Announced::New(file) => {
+                if lock.is_some() {
+                    damage.tell(self.addr, "nothing that was locked");
+                }
                 *lock = Some(Arc::new(file));
                 true
             }
             Announced::Again => true,
+            Announced::PutRight { found } => {
+                damage.tell(self.addr, &found);
+                true
+            }
             Announced::Conflict => {
                 *lock = None;
                 false
@@ -130,10 +143,31 @@ impl Announcer {
     }
 }
 
-/// Returns when a new list does not have `addr`; never once there will be no more lists.
-async fn not_listed(members: &mut watch::Receiver<Arc<Members>>, addr: SocketAddr) {
+/// What others did to an entry.
+#[derive(Default)]
+struct Damage {
+    told: Option<Instant>,
+    untold: u32,
+}
+
+impl Damage {
+    /// Says what was found in place of an entry that has been written anew.
+    fn tell(&mut self, node: SocketAddr, found: &str) {
+        if self.told.is_some_and(|told| told.elapsed() < DAMAGE_TOLD_INTERVAL) {
+            self.untold += 1;
+            return;
+        }
+        let before = std::mem::take(&mut self.untold);
+        tracing::warn!(%node, ?found, untold_before = before, "others changed this server's entry; it was written anew");
+        self.told = Some(Instant::now());
+    }
+}
+
+/// Returns when a new list does not have `addr` with this `id`; never once there will be no more
+/// lists.
+async fn not_listed(members: &mut watch::Receiver<Arc<Members>>, addr: SocketAddr, id: &str) {
     while members.changed().await.is_ok() {
-        if !members.borrow_and_update().nodes.contains_key(&addr) {
+        if members.borrow_and_update().nodes.get(&addr).is_none_or(|member| member.record.id != id) {
             return;
         }
     }

@@ -2,6 +2,7 @@
 
 mod announcer;
 mod directory;
+mod entry;
 mod follower;
 mod lease;
 mod reader;

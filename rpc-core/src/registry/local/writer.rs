@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::directory::{Directory, explain, is_at, remove};
+use super::entry::Entry;
 use crate::NodeRecord;
 use crate::registry::{UpdateError, Version};
 
@@ -89,19 +90,31 @@ impl<'a> Writer<'a> {
         let node = self.dir.node(addr);
         match lock {
             // Whatever is there is left from a dead process.
-            Some(lock) => self.put(&node, &record.to_json()).map(|()| Announced::New(lock)),
-            None => self.write_state(&node, record).map(|()| Announced::Again),
+            Some(lock) => self.replace(&node, record).map(|()| Announced::New(lock)),
+            None => self.settle(&node, record),
         }
     }
 
-    /// Writes the state and leaves what others wrote, unless the entry is gone or of somebody else.
-    fn write_state(&self, node: &Path, record: &NodeRecord) -> io::Result<()> {
-        let there = read(node)?.and_then(|(_, payload)| NodeRecord::from_json(&payload).ok());
-        match there.filter(|there| there.id == record.id) {
-            Some(there) if there.state == record.state => Ok(()),
-            Some(there) => self.put(node, &NodeRecord { state: record.state, ..there }.to_json()),
-            None => self.put(node, &record.to_json()),
+    /// Writes the state and leaves what others wrote, unless the entry is not that of `record`.
+    fn settle(&self, node: &Path, record: &NodeRecord) -> io::Result<Announced> {
+        match Entry::look(node, record)? {
+            Entry::Own(there) if there.state == record.state => Ok(Announced::Again),
+            Entry::Own(there) => {
+                let record = NodeRecord { state: record.state, ..there };
+                self.put(node, &record.to_json()).map(|()| Announced::Again)
+            }
+            Entry::Foreign(found) => self.replace(node, record).map(|()| Announced::PutRight { found }),
         }
+    }
+
+    /// Writes the entry of a node in place of whatever is there.
+    fn replace(&self, node: &Path, record: &NodeRecord) -> io::Result<()> {
+        // No file can be renamed onto a directory. Only an empty one is nobody's loss.
+        if fs::symlink_metadata(node).is_ok_and(|there| there.is_dir()) {
+            fs::remove_dir(node)
+                .map_err(|e| explain("remove what is in place of the entry, the directory", node, &e))?;
+        }
+        self.put(node, &record.to_json())
     }
 
     /// Deletes the entry of a node that holds `lock`.
@@ -161,8 +174,10 @@ impl<'a> Writer<'a> {
 pub(super) enum Announced {
     /// The address is ours as long as this file is open.
     New(File),
-    /// It was ours before.
+    /// It was ours before, and so was the entry.
     Again,
+    /// It was ours before; in place of the entry there was something else.
+    PutRight { found: String },
     /// It belongs to another process.
     Conflict,
 }
@@ -198,7 +213,12 @@ fn would_block(outcome: Result<(), TryLockError>) -> io::Result<bool> {
 
 /// Reads a payload and its version; none if there is no such file.
 pub(super) fn read(path: &Path) -> io::Result<Option<(Version, Vec<u8>)>> {
-    let file = match File::open(path) {
+    let opened = fs::metadata(path).and_then(|there| match there.is_file() {
+        true => File::open(path),
+        // Opening a pipe would wait for somebody who writes into it.
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, "it is no regular file")),
+    });
+    let file = match opened {
         Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(e),
