@@ -197,7 +197,7 @@ async fn every_error_of_the_client_says_what_happened_and_what_to_do() {
 
     check(&Client::connect("nothing").await.err().unwrap(), "config", false, false);
     check(&client.call::<_, Value>("number", &"tea").await.unwrap_err(), "bad_request", true, true);
-    check(&client.call::<_, String>("number", &()).await.unwrap_err(), "decode", false, false);
+    check(&client.call::<_, String>("number", &()).await.unwrap_err(), "decode", true, true);
     let long = ["x".repeat(5_000_000)];
     check(&client.call::<_, Value>("number", &long).await.unwrap_err(), "too_large", true, true);
     check(&client.call_with::<_, Value>("hang", &(), &short).await.unwrap_err(), "deadline_exceeded", true, true);
