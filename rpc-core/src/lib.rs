@@ -17,6 +17,7 @@ pub mod protocol;
 pub mod registry;
 pub mod reloaded;
 pub mod secret;
+pub mod seldom;
 #[cfg(feature = "tls")]
 pub mod tls;
 pub mod wire;

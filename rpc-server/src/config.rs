@@ -24,7 +24,7 @@ pub struct ServerConfig {
     pub message_bytes_max: usize,
     /// How long calls may go on after the server was told to stop. Default: 15 s.
     pub drain_timeout: Duration,
-    /// Connections beyond this are told so (an `overloaded` error with the id `null`) and closed: a
+    /// Connections beyond this are closed, up to 32 at a time after an `overloaded` error with the id `null`: a
     /// connection left unaccepted would have its peer wait for nothing. Default: 65 536; at least 1. Where the
     /// system tells how many files the process may have open (Linux), no more than 64 fewer than
     /// that, as it is when serving begins.

@@ -5,9 +5,8 @@ use std::fmt::Display;
 use std::net::SocketAddr;
 
 use parking_lot::Mutex;
+use rpc_core::seldom::Seldom;
 use tokio::time::Instant;
-
-use crate::seldom::Seldom;
 
 /// Tells of each kind of end at long intervals only: anybody can bring most of them about as often as they like. All are
 /// told at the level of debugging.

@@ -36,7 +36,6 @@ mod reply;
 mod router;
 #[cfg(feature = "tls")]
 mod secure;
-mod seldom;
 mod server;
 mod turn_away;
 

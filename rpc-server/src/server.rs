@@ -9,6 +9,7 @@ use rpc_core::load::{CONCURRENCY_PER_PERMIT, method_hash};
 use rpc_core::protocol::{self, code};
 use rpc_core::registry::{Registration, RegistrationStatus, Registry, RegistryUrl, Target};
 use rpc_core::reloaded::LOOK_EVERY;
+use rpc_core::seldom::Seldom;
 use rpc_core::wire::{LoadText, Request};
 use rpc_core::{Error, ErrorKind, NodeRecord, NodeState, RpcError, net, registry};
 use serde::{Deserialize, Serialize};
@@ -29,7 +30,6 @@ use crate::handler_error::unfit_params;
 use crate::links::{Links, signal};
 use crate::load::Load;
 use crate::router::Router;
-use crate::seldom::Seldom;
 use crate::turn_away::TurnedAway;
 
 /// The registry has this long to confirm that the node is draining: clients that connect later

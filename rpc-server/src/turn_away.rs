@@ -6,12 +6,11 @@ use std::time::Duration;
 use rpc_core::RpcError;
 use rpc_core::open_files::{OTHER_FILES, OpenFiles};
 use rpc_core::protocol::code;
+use rpc_core::seldom::Seldom;
 use rpc_core::wire::{Id, put_error};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-
-use crate::seldom::Seldom;
 
 /// Connections that are being told at once; more are closed without a word. They take half of the
 /// files that are kept from connections, at most.

@@ -63,6 +63,18 @@ fn written(name: &str, put: impl FnOnce(&mut Vec<u8>)) {
     assert_eq!(String::from_utf8_lossy(&out[4..]), expected, "{name}");
 }
 
+/// The report in the golden files.
+fn load_report() -> LoadReport {
+    LoadReport {
+        method: method_hash("echo"),
+        in_flight: 3,
+        service_us: 850.0,
+        concurrency: 2.0,
+        errors: 0.0,
+        latency_us: 910.0,
+    }
+}
+
 #[test]
 fn messages_are_written_as_the_golden_files_have_them() {
     let timeout = RequestMeta { timeout_ms: Some(5000), ..Default::default() };
@@ -77,15 +89,7 @@ fn messages_are_written_as_the_golden_files_have_them() {
     written("goaway", |out| put_notification(out, protocol::GOAWAY, &goaway, LIMIT).unwrap());
     let id = Id::Number(1024);
     written("result", |out| put_result(out, &id, None, &json!({"text": "hi"}), LIMIT).unwrap());
-    let report = LoadReport {
-        method: method_hash("echo"),
-        in_flight: 3,
-        service_us: 850.0,
-        concurrency: 2.0,
-        errors: 0.0,
-        latency_us: 910.0,
-    };
-    let text = LoadText::new(&report);
+    let text = LoadText::new(&load_report());
     let load = Some(text.as_bytes());
     written("result_load", |out| put_result(out, &id, load, &json!({"text": "hi"}), LIMIT).unwrap());
     let numbers: serde_json::Value = serde_json::from_slice(text.as_bytes()).unwrap();
@@ -165,15 +169,7 @@ fn golden_answers_are_read_as_they_are_meant() {
         assert_eq!((got.id, got.body, got.load), (Some(1024), Ok(&br#"{"text":"hi"}"#[..]), None));
         let text = message("result_load");
         let got = response(&text, read);
-        let load = LoadReport {
-            method: method_hash("echo"),
-            in_flight: 3,
-            service_us: 850.0,
-            concurrency: 2.0,
-            errors: 0.0,
-            latency_us: 910.0,
-        };
-        assert_eq!((got.body, got.load), (Ok(&br#"{"text":"hi"}"#[..]), Some(load)));
+        assert_eq!((got.body, got.load), (Ok(&br#"{"text":"hi"}"#[..]), Some(load_report())));
         assert_eq!(response(&message("ping_answer"), read).body, Ok(&b"null"[..]));
         for (name, expected) in [("error", code::INVALID_PARAMS), ("too_large", code::TOO_LARGE)] {
             let text = message(name);

@@ -17,6 +17,7 @@ use super::writer::{Announced, Writer};
 use crate::NodeRecord;
 use crate::registry::registration::answer;
 use crate::registry::{Members, RegistrationCommand, RegistrationStatus, publish};
+use crate::seldom::Seldom;
 
 /// A reader that probes a lock holds it for some microseconds. Only an address that is taken this
 /// many times in a row belongs to somebody.
@@ -25,9 +26,6 @@ const DOUBT_INTERVAL: Duration = Duration::from_millis(5);
 
 /// An entry is looked after this often even without events; trouble and conflicts are tried again.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Something that spoils an entry again and again is told of this often.
-const DAMAGE_TOLD_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Keeps a node announced: whatever happened, the directory is made to say what it should.
 pub(super) struct Announcer {
@@ -46,7 +44,7 @@ impl Announcer {
         let mut unanswered: Vec<oneshot::Sender<()>> = Vec::new();
         let mut conflicts = 0;
         let mut was_announced = false;
-        let mut damage = Damage::default();
+        let mut damage = Seldom::default();
         let withdrawn = loop {
             let outcome = self.announce(&mut lock, &mut damage).await;
             conflicts = if matches!(outcome, Ok(false)) { conflicts + 1 } else { 0 };
@@ -91,7 +89,7 @@ impl Announcer {
     /// Makes the entry if it is missing or not ours, and writes the state if that is new. Whether
     /// the entry is ours then. Whoever holds the lock is the one process that the address belongs to,
     /// so that two of them never write in turn.
-    async fn announce(&self, lock: &mut Option<Arc<File>>, damage: &mut Damage) -> io::Result<bool> {
+    async fn announce(&self, lock: &mut Option<Arc<File>>, damage: &mut Seldom) -> io::Result<bool> {
         let (dir, addr, record, held) = (self.dir.clone(), self.addr, self.record.clone(), lock.clone());
         let announced = blocking(move || {
             if let Some(held) = held.as_deref()
@@ -106,14 +104,14 @@ impl Announcer {
         Ok(match announced.await? {
             Announced::New(file) => {
                 if lock.is_some() {
-                    damage.tell(self.addr, "nothing that was locked");
+                    tell(damage, self.addr, "nothing that was locked");
                 }
                 *lock = Some(Arc::new(file));
                 true
             }
             Announced::Again => true,
             Announced::PutRight { found } => {
-                damage.tell(self.addr, &found);
+                tell(damage, self.addr, &found);
                 true
             }
             Announced::Conflict => {
@@ -143,23 +141,10 @@ impl Announcer {
     }
 }
 
-/// What others did to an entry.
-#[derive(Default)]
-struct Damage {
-    told: Option<Instant>,
-    untold: u32,
-}
-
-impl Damage {
-    /// Says what was found in place of an entry that has been written anew.
-    fn tell(&mut self, node: SocketAddr, found: &str) {
-        if self.told.is_some_and(|told| told.elapsed() < DAMAGE_TOLD_INTERVAL) {
-            self.untold += 1;
-            return;
-        }
-        let before = std::mem::take(&mut self.untold);
-        tracing::warn!(%node, ?found, untold_before = before, "others changed this server's entry; it was written anew");
-        self.told = Some(Instant::now());
+/// Says what was found in place of an entry that has been written anew.
+fn tell(damage: &mut Seldom, node: SocketAddr, found: &str) {
+    if let Some(times) = damage.count(Instant::now()) {
+        tracing::warn!(%node, ?found, times, "others changed this server's entry; it was written anew");
     }
 }
 

@@ -9,14 +9,14 @@ const AGAIN_AFTER: Duration = Duration::from_secs(30);
 
 /// Has something told when it happens, and then how often it happened, at long intervals.
 #[derive(Debug, Default)]
-pub(crate) struct Seldom {
+pub struct Seldom {
     told: Option<Instant>,
     times: u64,
 }
 
 impl Seldom {
     /// It happened. How often it did since it was last told, if it is to be told now.
-    pub(crate) fn count(&mut self, now: Instant) -> Option<u64> {
+    pub fn count(&mut self, now: Instant) -> Option<u64> {
         self.times += 1;
         if self.told.is_some_and(|told| now.saturating_duration_since(told) < AGAIN_AFTER) {
             return None;
